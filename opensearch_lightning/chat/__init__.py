@@ -1,0 +1,35 @@
+"""Qwen3-VL conversations: rendering to tokens, reading actions, positions and batches."""
+
+from opensearch_lightning.chat.actions import CallLike, format_action, parse_action
+from opensearch_lightning.chat.collate import ModelBatch, TokenSequence, collate
+from opensearch_lightning.chat.images import ImageSource
+from opensearch_lightning.chat.positions import mrope_positions
+from opensearch_lightning.chat.records import (
+    AssistantTurn,
+    ObservationTurn,
+    Part,
+    Rendered,
+    TokenizedSample,
+    Turn,
+    UserTurn,
+)
+from opensearch_lightning.chat.renderer import ChatRenderer
+
+__all__ = [
+    "AssistantTurn",
+    "CallLike",
+    "ChatRenderer",
+    "ImageSource",
+    "ModelBatch",
+    "ObservationTurn",
+    "Part",
+    "Rendered",
+    "TokenSequence",
+    "TokenizedSample",
+    "Turn",
+    "UserTurn",
+    "collate",
+    "format_action",
+    "mrope_positions",
+    "parse_action",
+]

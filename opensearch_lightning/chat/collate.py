@@ -1,0 +1,102 @@
+"""From token sequences to one padded batch for the model.
+
+Shapes: ``B`` sequences, ``T`` tokens of the longest, ``P`` image patches of all images, ``D`` values of a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from opensearch_lightning.chat.positions import mrope_positions
+from opensearch_lightning.errors import DataError
+from opensearch_lightning.types import ImageInput
+
+
+class TokenSequence(Protocol):
+    """What is collated: a :class:`~opensearch_lightning.chat.TokenizedSample`, a trajectory, or the like."""
+
+    @property
+    def token_ids(self) -> Tensor:
+        """``[T]`` int64 with image pads expanded."""
+
+    @property
+    def step_ids(self) -> Tensor:
+        """``[T]`` int64: the step that sampled the token, −1 where the policy did not."""
+
+    @property
+    def images(self) -> Sequence[ImageInput]:
+        """The images, in the order of their pads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelBatch:
+    """Sequences padded on the right, with what the model needs to read them.
+
+    Causal attention keeps the padding out of every real token, so there is no attention mask.
+    """
+
+    input_ids: Tensor  # [B, T] int64
+    position_ids: Tensor  # [3, B, T] int64: time, height, width
+    step_ids: Tensor  # [B, T] int64, -1: not sampled by the policy, or padding
+    valid: Tensor  # [B, T] bool, False on padding
+    pixel_values: Tensor | None = None  # [P, D] float32
+    image_grid_thw: Tensor | None = None  # [images, 3] int64
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ModelBatch:
+        """The batch on ``device``."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        return ModelBatch(
+            input_ids=move(self.input_ids),
+            position_ids=move(self.position_ids),
+            step_ids=move(self.step_ids),
+            valid=move(self.valid),
+            pixel_values=None if self.pixel_values is None else move(self.pixel_values),
+            image_grid_thw=None if self.image_grid_thw is None else move(self.image_grid_thw),
+        )
+
+
+def collate(samples: Sequence[TokenSequence], *, pad_id: int, image_token_id: int, merge_size: int) -> ModelBatch:
+    """Pad sequences to the longest and join their images.
+
+    Args:
+        samples: at least one sequence.
+        pad_id: id put behind the end of the shorter sequences.
+        image_token_id: id of ``<|image_pad|>``.
+        merge_size: side of the square of patches that makes one token.
+
+    Raises:
+        DataError: if there is no sample, or one whose step ids are not as many as its tokens.
+        RenderError: if the image pads of a sample are not those of its images.
+    """
+    if not samples:
+        raise DataError("no sample to collate: give at least one")
+    lengths = [len(sample.token_ids) for sample in samples]
+    shape = (len(samples), max(lengths))
+    input_ids = torch.full(shape, pad_id, dtype=torch.long)
+    step_ids = torch.full(shape, -1, dtype=torch.long)
+    position_ids = torch.zeros(3, *shape, dtype=torch.long)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        if len(sample.step_ids) != length:
+            raise DataError(f"sample {row} has {length} tokens but {len(sample.step_ids)} step ids: give one a token")
+        input_ids[row, :length] = sample.token_ids
+        step_ids[row, :length] = sample.step_ids
+        grids = [image.grid_thw for image in sample.images]
+        positions, _ = mrope_positions(sample.token_ids, grids, image_token_id=image_token_id, merge_size=merge_size)
+        position_ids[:, row, :length] = positions
+    images = [image for sample in samples for image in sample.images]
+    return ModelBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        step_ids=step_ids,
+        valid=torch.arange(shape[1]) < torch.tensor(lengths)[:, None],
+        pixel_values=torch.cat([image.pixel_values for image in images]) if images else None,
+        image_grid_thw=torch.tensor([image.grid_thw for image in images]) if images else None,
+    )

@@ -1,0 +1,27 @@
+"""Sources, LitData shards and DataModules. LitData itself is imported when shards are first read or written."""
+
+from opensearch_lightning.data.drops import DropReason, DropReport, UnusableRow
+from opensearch_lightning.data.order import EpochOrder, LengthOrder
+from opensearch_lightning.data.rl_module import SearchVLRLDataModule
+from opensearch_lightning.data.rows import write_rl_shards, write_sft_shards
+from opensearch_lightning.data.sft_module import SearchVLSFTDataModule
+from opensearch_lightning.data.shards import ShardKind, ShardReader, write_shards
+from opensearch_lightning.data.sharegpt import SFTRow, parse_sharegpt, read_sharegpt
+
+__all__ = [
+    "DropReason",
+    "DropReport",
+    "EpochOrder",
+    "LengthOrder",
+    "SFTRow",
+    "SearchVLRLDataModule",
+    "SearchVLSFTDataModule",
+    "ShardKind",
+    "ShardReader",
+    "UnusableRow",
+    "parse_sharegpt",
+    "read_sharegpt",
+    "write_rl_shards",
+    "write_sft_shards",
+    "write_shards",
+]

@@ -1,0 +1,53 @@
+"""Encoded image files of a row, from wherever the row keeps them."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from opensearch_lightning.data.drops import DropReason, UnusableRow
+
+
+def load_image(source: Any, root: Path | None) -> bytes:
+    """The encoded file of one image, checked to decode.
+
+    Args:
+        source: a path relative to ``root``, the bytes of a file, a PIL image (stored as PNG), or a mapping with
+            ``bytes`` or ``path`` as Parquet data sets hold.
+        root: folder that paths are read from; a path may not lead out of it.
+
+    Raises:
+        UnusableRow: the image is missing or cannot be decoded.
+    """
+    if isinstance(source, Mapping):
+        source = source.get("bytes") or source.get("path")
+    if isinstance(source, Image.Image):
+        buffer = io.BytesIO()
+        source.save(buffer, format="PNG")
+        return buffer.getvalue()
+    encoded = _read(source, root) if isinstance(source, str | Path) else source
+    if not isinstance(encoded, bytes):
+        raise UnusableRow(DropReason.MISSING_IMAGE, f"an image is a path or bytes, got {type(source).__name__}.")
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            image.load()
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        named = f" {str(source)!r}" if isinstance(source, str | Path) else ""
+        raise UnusableRow(DropReason.BROKEN_IMAGE, f"image{named} cannot be decoded: {error}.") from error
+    return encoded
+
+
+def _read(name: str | Path, root: Path | None) -> bytes:
+    if root is None:
+        raise UnusableRow(
+            DropReason.MISSING_IMAGE, f"image {str(name)!r} is a path; say which folder holds the images."
+        )
+    path = (root / name).resolve()
+    if not path.is_relative_to(root.resolve()):
+        raise UnusableRow(DropReason.MISSING_IMAGE, f"image {str(name)!r} lies outside of {root}.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UnusableRow(DropReason.MISSING_IMAGE, f"image {str(name)!r} cannot be read: {error}.") from error

@@ -1,0 +1,121 @@
+"""SFT rows as token sequences: rendered when needed, their tokens kept."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from opensearch_lightning.chat import ChatRenderer, TokenizedSample
+from opensearch_lightning.data.drops import DropReason, DropReport
+from opensearch_lightning.data.rows import sft_row
+from opensearch_lightning.data.shards import ShardReader
+from opensearch_lightning.errors import RenderError
+from opensearch_lightning.types import ImageInput
+
+_log = logging.getLogger(__name__)
+
+
+class SampleSource:
+    """Renders the rows of SFT shards.
+
+    Tokens are kept in memory up to ``cached_tokens``; the renderers keep images by content. Each set of tools among
+    the rows has its own renderer.
+
+    Args:
+        reader: the rows.
+        processor: a processor of Qwen3-VL.
+        render_tools: put a row's tool schemas into its system turn, as the chat template does.
+        cached_tokens: how many tokens to keep, 16 bytes each.
+    """
+
+    def __init__(
+        self, reader: ShardReader, processor: Any, *, render_tools: bool = True, cached_tokens: int = 64 * 2**20
+    ) -> None:
+        self._reader = reader
+        self._processor = processor
+        self._render_tools = render_tools
+        self._room = cached_tokens
+        self._renderers: dict[str, ChatRenderer] = {}
+        self._samples: dict[int, TokenizedSample] = {}
+        self.renderer = self._renderer_for(())
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def sample(self, index: int) -> TokenizedSample:
+        """Row ``index`` as tokens and images.
+
+        Raises:
+            RenderError: an image cannot be used.
+        """
+        record, encoded = self._reader[index]
+        tools: Sequence[Mapping[str, Any]] = record["tools"] if self._render_tools else ()
+        renderer = self._renderer_for(tools)
+        kept = self._samples.get(index)
+        if kept is not None:
+            images = tuple(renderer.encode_image(image, f"img_{i}") for i, image in enumerate(encoded, start=1))
+            return TokenizedSample(token_ids=kept.token_ids, step_ids=kept.step_ids, images=images)
+        row = sft_row(record, encoded)
+        sample = renderer.conversation(row.system, row.turns())
+        self._keep(index, sample)
+        return sample
+
+    def name(self, index: int) -> str:
+        """Id of row ``index``."""
+        return str(self._reader[index][0]["id"])
+
+    def measure(self, *, max_length: int, max_dropped: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens of every row that can be used.
+
+        Args:
+            max_length: tokens that a row may have; a longer one is dropped whole, never cut.
+            max_dropped: largest fraction of dropped rows that is accepted.
+
+        Returns:
+            Indices of the usable rows, and their lengths.
+
+        Raises:
+            DataError: too many rows are unusable; the message names them.
+        """
+        report = DropReport("SFT shards", limit=max_dropped)
+        rows, lengths = [], []
+        for index in range(len(self)):
+            try:
+                length = len(self.sample(index).token_ids)
+            except RenderError as error:
+                _log.warning("row %s cannot be used: %s", self.name(index), error)
+                report.drop(DropReason.BROKEN_IMAGE, self.name(index))
+                continue
+            if length > max_length:
+                report.drop(DropReason.TOO_LONG, f"{self.name(index)}: {length} tokens")
+                self._forget(index)
+                continue
+            report.kept += 1
+            rows.append(index)
+            lengths.append(length)
+        report.check()
+        if report.n_dropped:
+            _log.warning("%s", report)
+        return np.array(rows), np.array(lengths)
+
+    def _renderer_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
+        key = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest() if tools else ""
+        if key not in self._renderers:
+            self._renderers[key] = ChatRenderer(self._processor, tools_in_system=tools or None)
+        return self._renderers[key]
+
+    def _keep(self, index: int, sample: TokenizedSample) -> None:
+        if len(sample.token_ids) <= self._room:
+            no_images: tuple[ImageInput, ...] = ()
+            self._samples[index] = TokenizedSample(
+                token_ids=sample.token_ids, step_ids=sample.step_ids, images=no_images
+            )
+            self._room -= len(sample.token_ids)
+
+    def _forget(self, index: int) -> None:
+        if (sample := self._samples.pop(index, None)) is not None:
+            self._room += len(sample.token_ids)

@@ -1,0 +1,105 @@
+"""The policy's log-probabilities of a batch of trajectories.
+
+Shapes: ``B`` sequences, ``T`` tokens, ``N`` positions asked for, ``H`` hidden values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opensearch_lightning.algorithms.logprobs import token_logprobs
+from opensearch_lightning.chat.collate import ModelBatch
+from opensearch_lightning.errors import ConfigurationError
+
+
+def forbidden_token_ids(config: Any) -> tuple[int, ...]:
+    """Ids that a policy cannot say: a sampled image pad or vision tag would claim an image that is not there.
+
+    The policy is the distribution over all other tokens, in sampling and in training alike.
+
+    Args:
+        config: a ``Qwen3VLConfig``.
+    """
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return tuple(sorted({getattr(config, name) for name in names}))
+
+
+def policy_logprobs(
+    model: Any,
+    batch: ModelBatch,
+    mask_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    chunk_size: int = 1024,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probability of each token of the mask, given the tokens before it.
+
+    Only the positions asked for pass through the output layer. The batch is padded on the right, so causal attention
+    alone keeps padding out. A batch without images takes part in the gradient of the vision tower with zeros, as data
+    parallel training needs every parameter in every backward pass.
+
+    Args:
+        model: a ``Qwen3VLForConditionalGeneration``.
+        batch: on the model's device.
+        mask_BT: bool; which tokens to score. The first of a sequence has nothing before it and cannot be.
+        temperature: divides the logits; the one the tokens were sampled with.
+        with_entropy: whether to return the entropy, in nats, of the distribution at each of these tokens.
+        chunk_size: most positions at a time in the output layer.
+
+    Returns:
+        ``[B, T]`` log-probabilities, and ``[B, T]`` entropies or ``None``; at least float32, 0 outside the mask.
+
+    Raises:
+        ConfigurationError: if the mask asks for the first token of a sequence.
+    """
+    mask_BT = mask_BT.bool()
+    if bool(mask_BT[:, 0].any()):
+        raise ConfigurationError("the mask asks for token 0 of a sequence, which nothing precedes: start it at token 1")
+    hidden_BTH = model.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        pixel_values=batch.pixel_values,
+        image_grid_thw=batch.image_grid_thw,
+        use_cache=False,
+    ).last_hidden_state
+    if batch.pixel_values is None and torch.is_grad_enabled():
+        hidden_BTH = hidden_BTH + _zero_from_vision(model)
+    asked = mask_BT[:, 1:]
+    forbidden = torch.tensor(forbidden_token_ids(model.config), device=hidden_BTH.device)
+
+    def head(hidden_NH: Tensor) -> Tensor:
+        logits = model.lm_head(hidden_NH)
+        # not -inf: the entropy multiplies logits by probabilities, and 0 · inf is not 0
+        return logits.index_fill(-1, forbidden, torch.finfo(logits.dtype).min / 4)
+
+    logprobs_N, entropy_N = token_logprobs(
+        hidden_BTH[:, :-1][asked],
+        head,
+        batch.input_ids[:, 1:][asked],
+        temperature,
+        chunk_size,
+        with_entropy=with_entropy,
+    )
+    return _spread(logprobs_N, mask_BT), None if entropy_N is None else _spread(entropy_N, mask_BT)
+
+
+def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
+    return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)
+
+
+def _zero_from_vision(model: Any) -> Tensor:
+    """A zero that depends on every parameter of the vision tower: features of one black image, times 0."""
+    config = model.config.vision_config
+    merge, patch = config.spatial_merge_size, config.patch_size
+    patches = torch.zeros(
+        merge**2, config.in_channels * config.temporal_patch_size * patch**2, device=model.device, dtype=torch.float32
+    )
+    features = model.model.get_image_features(
+        patches, torch.tensor([[1, merge, merge]], device=model.device), return_dict=True
+    )
+    levels = [features.pooler_output, *features.deepstack_features]
+    return 0.0 * sum(image.sum() for level in levels for image in level)

@@ -1,0 +1,23 @@
+"""Rollouts: engines that sample tokens, and the agent loop that makes trajectories of them."""
+
+from opensearch_lightning.rollout.agent_loop import AgentLoop
+from opensearch_lightning.rollout.protocol import (
+    EngineSession,
+    FinishReason,
+    Generation,
+    RolloutEngine,
+    SamplingParams,
+    SessionKey,
+)
+from opensearch_lightning.rollout.transformers_engine import TransformersEngine
+
+__all__ = [
+    "AgentLoop",
+    "EngineSession",
+    "FinishReason",
+    "Generation",
+    "RolloutEngine",
+    "SamplingParams",
+    "SessionKey",
+    "TransformersEngine",
+]

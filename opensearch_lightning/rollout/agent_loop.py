@@ -1,0 +1,256 @@
+"""Runs the policy in its environment: sample a turn, execute its action, append the observation, until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+
+from opensearch_lightning.algorithms import find_fatal_step
+from opensearch_lightning.chat import Rendered, parse_action
+from opensearch_lightning.errors import ConfigurationError, JudgeError, RolloutLost
+from opensearch_lightning.rollout.protocol import FinishReason, Generation, SamplingParams, SessionKey
+from opensearch_lightning.rollout.repetition import repeated_call_onset, repeats_ngram
+from opensearch_lightning.tools import CallKey, ImageBook
+from opensearch_lightning.types import (
+    NON_FATAL,
+    ErrorKind,
+    ImageInput,
+    RewardParts,
+    Step,
+    StopReason,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+if TYPE_CHECKING:
+    from opensearch_lightning.rollout.protocol import RolloutEngine
+    from opensearch_lightning.tools import ToolExecutor
+
+
+log = logging.getLogger(__name__)
+
+
+class Reward(Protocol):
+    """Scores one finished trajectory, as :class:`~opensearch_lightning.rewards.CompositeReward` does."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> RewardParts:
+        """Reward of ``trajectory``.
+
+        Raises:
+            JudgeError: a judge could not be reached or read.
+        """
+        ...
+
+
+@dataclass
+class _Run:
+    """A trajectory in the making."""
+
+    token_ids: list[int] = field(default_factory=list)
+    step_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    images: list[ImageInput] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    prompt_tokens: int = 0
+
+    def append_given(self, rendered: Rendered) -> None:
+        """Prompt or observation: tokens that the policy did not sample."""
+        count = len(rendered.token_ids)
+        self.token_ids += rendered.token_ids
+        self.step_ids += [-1] * count
+        self.logprobs += [0.0] * count
+        self.images += rendered.images
+
+    def append_sampled(self, generation: Generation) -> None:
+        """One turn of the policy, exactly as sampled."""
+        count = len(generation.token_ids)
+        self.token_ids += generation.token_ids
+        self.step_ids += [len(self.steps)] * count
+        self.logprobs += generation.logprobs
+
+    @property
+    def response_tokens(self) -> int:
+        return len(self.token_ids) - self.prompt_tokens
+
+
+class AgentLoop:
+    """Makes trajectories.
+
+    Args:
+        engine: samples turns; its renderer turns prompt and observations into tokens.
+        executor: carries out actions and types their failures.
+        system_prompt: text of the system turn.
+        max_turns: policy turns before the run is cut.
+        max_response_tokens: tokens after the prompt, observations included, before the run is cut.
+        fatal_k: consecutive errors that are fatal, and equal calls that count as repetition (App. B.1).
+        fatal_onset: where the fatal step lies: at the first of those errors, or where the count is reached.
+        counted_errors: kinds that count towards ``fatal_k``; others reset the counter like a success.
+        reward: scores each trajectory; one whose judge fails keeps ``reward=None`` and has no vote in its group.
+        retries: how often a rollout lost to infrastructure is tried again before it is dropped and counted.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        executor: ToolExecutor,
+        *,
+        system_prompt: str,
+        max_turns: int = 50,
+        max_response_tokens: int = 70_000,
+        fatal_k: int = 3,
+        fatal_onset: Literal["first", "threshold"] = "first",
+        counted_errors: Collection[ErrorKind | str] = tuple(ErrorKind),
+        reward: Reward | None = None,
+        retries: int = 1,
+    ) -> None:
+        if min(max_turns, max_response_tokens, fatal_k) < 1:
+            raise ConfigurationError(
+                f"max_turns is {max_turns}, max_response_tokens {max_response_tokens}, fatal_k {fatal_k}; "
+                "each must be at least 1"
+            )
+        if fatal_onset not in ("first", "threshold"):
+            raise ConfigurationError(f'fatal_onset is {fatal_onset!r}; set "first" or "threshold"')
+        self.engine = engine
+        self.executor = executor
+        self.renderer = engine.renderer
+        self.system_prompt = system_prompt
+        self.max_turns = max_turns
+        self.max_response_tokens = max_response_tokens
+        self.fatal_k = fatal_k
+        self.fatal_onset: Literal["first", "threshold"] = fatal_onset
+        self.counted_errors = frozenset(ErrorKind(kind) for kind in counted_errors)
+        self.reward = reward
+        self.retries = retries
+
+    async def run_group(
+        self, task: Task, size: int, sampling: SamplingParams, *, first_rollout: int = 0
+    ) -> TrajectoryGroup:
+        """``size`` trajectories of one task, each scored as it ends; those lost to infrastructure are counted.
+
+        ``first_rollout`` numbers them: noise and injected faults are keyed by it, so a task that comes again in a
+        later step gets new ones.
+        """
+        numbers = range(first_rollout, first_rollout + size)
+        runs = await asyncio.gather(*(self._run_and_score(task, rollout, sampling) for rollout in numbers))
+        kept = tuple(trajectory for trajectory in runs if trajectory is not None)
+        return TrajectoryGroup(task=task, trajectories=kept, n_lost=size - len(kept))
+
+    async def _run_and_score(self, task: Task, rollout: int, sampling: SamplingParams) -> Trajectory | None:
+        for _ in range(self.retries + 1):
+            try:
+                trajectory = await self.run(task, rollout, sampling)
+            except RolloutLost as lost:
+                log.warning("rollout %d of task %s was lost: %s", rollout, task.id, lost)
+                continue
+            return await self._score(task, trajectory)
+        return None
+
+    async def _score(self, task: Task, trajectory: Trajectory) -> Trajectory:
+        if self.reward is None:
+            return trajectory
+        try:
+            return replace(trajectory, reward=await self.reward.score(task, trajectory))
+        except JudgeError as error:
+            log.warning("rollout %d of task %s has no reward: %s", trajectory.rollout, task.id, error)
+            return trajectory
+
+    async def run(self, task: Task, rollout: int, sampling: SamplingParams) -> Trajectory:
+        """One trajectory.
+
+        Raises:
+            RolloutLost: the engine failed; nothing is known of how the policy would have done.
+        """
+        key = SessionKey(task_id=task.id, rollout=rollout)
+        async with self.engine.session(key) as session:
+            run = _Run()
+            book = ImageBook()
+            names = [book.add(image) for image in task.images]
+            fresh = await asyncio.to_thread(self.renderer.prompt, self.system_prompt, [*task.images, task.question])
+            assert len(names) == len(fresh.images)
+            run.append_given(fresh)
+            run.prompt_tokens = len(fresh.token_ids)
+            stop: StopReason | None = None
+            while stop is None:
+                generation = await session.generate(fresh.token_ids, fresh.images, sampling, len(run.steps))
+                run.append_sampled(generation)
+                stop, fresh = await self._take_step(run, book, key, generation)
+            return self._finish(run, key, stop, sampling)
+
+    async def _take_step(
+        self, run: _Run, book: ImageBook, key: SessionKey, generation: Generation
+    ) -> tuple[StopReason | None, Rendered]:
+        """Carry out one sampled turn; returns why the run ends, if it does, and what to append if not."""
+        index = len(run.steps)
+        nothing = Rendered(token_ids=[], images=())
+        sampled = generation.token_ids
+        if generation.finish is FinishReason.CONTEXT and not sampled:
+            return StopReason.CONTEXT_LENGTH, nothing
+        ended = generation.finish is FinishReason.STOP
+        text = self.renderer.decode(sampled[:-1] if ended else sampled)
+        action = parse_action(text)
+        step = Step(index=index, text=text, action=action)
+        if not ended:
+            run.steps.append(step)
+            if generation.finish is FinishReason.CONTEXT:
+                return StopReason.CONTEXT_LENGTH, nothing
+            return (StopReason.REPETITION if repeats_ngram(sampled) else StopReason.MAX_TOKENS), nothing
+        if action.kind == "response":
+            run.steps.append(step)
+            return StopReason.RESPONSE, nothing
+        call_key = CallKey(task_id=key.task_id, rollout=key.rollout, step=index)
+        result = await self.executor.execute(action, book, call_key)
+        image_name = book.add(result.image) if result.image is not None else None
+        run.steps.append(Step(index=index, text=text, action=action, result=result, image_name=image_name))
+        stop = self._stop_after_result(run)
+        if stop is not None:
+            return stop, nothing
+        pictures = [result.image] if result.image is not None else []
+        observation = self.renderer.observation(result.text, pictures, first_image=len(run.images) + 1)
+        if run.response_tokens + len(observation.token_ids) >= self.max_response_tokens:
+            return StopReason.MAX_TOKENS, nothing
+        run.append_given(observation)
+        return None, observation
+
+    def _stop_after_result(self, run: _Run) -> StopReason | None:
+        if all(self._counts(step) for step in run.steps[-self.fatal_k :]) and len(run.steps) >= self.fatal_k:
+            return StopReason.FATAL_ERRORS
+        if repeated_call_onset(run.steps, self.fatal_k) is not None:
+            return StopReason.REPETITION
+        if len(run.steps) >= self.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+    def _counts(self, step: Step) -> bool:
+        return step.error in self.counted_errors
+
+    def _finish(self, run: _Run, key: SessionKey, stop: StopReason, sampling: SamplingParams) -> Trajectory:
+        fatal_step = self._fatal_step(run, stop)
+        return Trajectory(
+            task_id=key.task_id,
+            rollout=key.rollout,
+            steps=tuple(run.steps),
+            images=tuple(run.images),
+            token_ids=torch.tensor(run.token_ids, dtype=torch.long),
+            step_ids=torch.tensor(run.step_ids, dtype=torch.long),
+            sampling_logprobs=torch.tensor(run.logprobs, dtype=torch.float32),
+            stop_reason=stop,
+            fatal_step=fatal_step,
+            # out of turns or tokens: every token keeps its gradient, yet clamp and hard mask treat the run as fatal
+            is_fatal=fatal_step < NON_FATAL or stop is not StopReason.RESPONSE,
+            temperature=sampling.temperature,
+            weight_version=self.engine.weight_version,
+        )
+
+    def _fatal_step(self, run: _Run, stop: StopReason) -> int:
+        if stop is StopReason.REPETITION:
+            onset = repeated_call_onset(run.steps, self.fatal_k)
+            return run.steps[-1].index if onset is None else onset
+        errors = [self._counts(step) for step in run.steps]
+        fatal_step = find_fatal_step(errors, k=self.fatal_k, onset=self.fatal_onset)
+        return NON_FATAL if fatal_step is None else fatal_step

@@ -1,0 +1,102 @@
+"""What the agent loop needs of an engine: sessions that take new tokens and give sampled ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from opensearch_lightning.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from opensearch_lightning.chat import ChatRenderer
+    from opensearch_lightning.types import ImageInput
+
+
+class FinishReason(StrEnum):
+    """Why one generation ended: the end-of-turn token, its token limit, or the engine's context length."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. ``temperature=0`` is greedy; ``top_p=1`` and ``top_k=0`` are off.
+
+    ``seed`` keys the sampling noise together with (task, rollout, step).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_turn_tokens: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0:
+            raise ConfigurationError(f"temperature is {self.temperature}; set it to 0 (greedy) or above")
+        if not 0 < self.top_p <= 1:
+            raise ConfigurationError(f"top_p is {self.top_p}; set it in (0, 1], 1 turns it off")
+        if self.top_k < 0 or self.max_turn_tokens < 1:
+            raise ConfigurationError(
+                f"top_k is {self.top_k} and max_turn_tokens {self.max_turn_tokens}; set them to at least 0 and 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class SessionKey:
+    """Names one trajectory: keys its noise, and orders the batch in reproducible mode."""
+
+    task_id: str
+    rollout: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """Sampled tokens of one turn, with log-probabilities of the distribution they were drawn from.
+
+    With ``finish == STOP`` the last id is the end-of-turn token.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish: FinishReason
+
+
+class EngineSession(Protocol):
+    """One growing sequence. What was sampled stays in it: pass only what is new."""
+
+    async def generate(
+        self, token_ids: Sequence[int], images: Sequence[ImageInput], sampling: SamplingParams, step: int
+    ) -> Generation:
+        """Append ``token_ids`` (image pads expanded) and ``images``, then sample one turn.
+
+        Raises:
+            RolloutLost: the engine cannot go on with this session.
+        """
+        ...
+
+
+class RolloutEngine(Protocol):
+    """Samples tokens from the policy. ``weight_version`` is the last one given to :meth:`update_weights`."""
+
+    renderer: ChatRenderer
+    weight_version: int
+
+    def session(self, key: SessionKey) -> AbstractAsyncContextManager[EngineSession]:
+        """Open one sequence; leaving the context frees it."""
+        ...
+
+    def update_weights(self, named_weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Bring the engine to the given weights.
+
+        Raises:
+            ConfigurationError: a name or shape does not belong to the engine's model.
+        """
+        ...

@@ -1,0 +1,418 @@
+"""A rollout engine on a transformers model: continuous batching over a cache that lives across turns.
+
+Sequences enter and leave the batch between single tokens, so rollouts that wait for a tool hold up nobody. A turn's
+observation is prefilled onto what the sequence has cached already; rollouts of one task prefill their common prompt,
+images included, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opensearch_lightning.chat import ChatRenderer, mrope_positions
+from opensearch_lightning.errors import ConfigurationError, RolloutLost
+from opensearch_lightning.models import forbidden_token_ids
+from opensearch_lightning.rollout.noise import turn_uniforms
+from opensearch_lightning.rollout.protocol import FinishReason, Generation, SamplingParams, SessionKey
+from opensearch_lightning.rollout.sampling import sample_tokens
+from opensearch_lightning.rollout.slot_cache import SlotCache
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from opensearch_lightning.types import ImageInput
+
+
+@dataclass(eq=False)
+class _Sequence:
+    """One session's place in the engine. ``fresh`` holds the tokens that are not cached yet."""
+
+    key: SessionKey
+    slot: int = -1
+    length: int = 0
+    next_position: int = 0
+    fresh: list[int] = field(default_factory=list)
+    images: Sequence[ImageInput] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    noise: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    sampled: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    future: asyncio.Future[Generation] | None = None
+    lost: Exception | None = None
+
+    def finish(self, reason: FinishReason) -> Generation:
+        return Generation(token_ids=self.sampled, logprobs=self.logprobs, finish=reason)
+
+
+class TransformersEngine:
+    """Samples from a Qwen3-VL policy of transformers, on the policy's own weights.
+
+    Args:
+        policy: the model; shared with the trainer, so that its weights are always the trained ones.
+        processor: the checkpoint's processor, or a :class:`~opensearch_lightning.chat.ChatRenderer` made of it.
+        max_sequences: trajectories in the cache at once; more wait for a place.
+        max_length: tokens a sequence may reach; a longer one ends with ``FinishReason.CONTEXT``.
+        max_prefill_tokens: padded tokens of one prefill pass.
+        reproducible: run in lockstep: a batch goes on only when every open session has asked for its next turn, so
+            that batches, and with them the last bits of the log-probabilities, do not depend on timing.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        processor: Any,
+        *,
+        max_sequences: int = 64,
+        max_length: int = 4096,
+        max_prefill_tokens: int = 8192,
+        reproducible: bool = False,
+    ) -> None:
+        if max_sequences < 1 or max_length < 2:
+            raise ConfigurationError(
+                f"max_sequences is {max_sequences} and max_length {max_length}; set them to at least 1 and 2"
+            )
+        self.policy = policy
+        self.renderer = processor if isinstance(processor, ChatRenderer) else ChatRenderer(processor)
+        self.max_length = max_length
+        self.weight_version = 0
+        self._forbidden_ids = torch.tensor(forbidden_token_ids(policy.config), dtype=torch.long)
+        self._max_prefill_tokens = max_prefill_tokens
+        self._reproducible = reproducible
+        self._cache = SlotCache(max_sequences, max_length)
+        self._slots: list[_Sequence | None] = [None] * max_sequences
+        self._active = 0
+        self._open: set[_Sequence] = set()
+        self._pending: deque[_Sequence] = deque()
+        self._closed: deque[_Sequence] = deque()
+        self._lock = threading.Lock()
+        self._wake: asyncio.Event | None = None
+        self._server: asyncio.Task[None] | None = None
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-engine")
+
+    # --- for the agent loop -------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def session(self, key: SessionKey) -> AsyncIterator[_Session]:
+        """Open a sequence; it keeps its cache until the context is left."""
+        sequence = _Sequence(key=key)
+        self._open.add(sequence)
+        if self._server is None or self._server.done():
+            self._wake = asyncio.Event()
+            self._server = asyncio.get_running_loop().create_task(self._serve())
+        try:
+            yield _Session(self, sequence)
+        finally:
+            self._open.discard(sequence)
+            with self._lock:
+                if sequence in self._pending:
+                    self._pending.remove(sequence)
+                self._closed.append(sequence)
+            self._notify()
+
+    def update_weights(self, named_weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Bring the policy to ``named_weights``; weights that are the policy's own tensors are left as they are.
+
+        Raises:
+            ConfigurationError: a session is open, a name is unknown, or a shape differs.
+        """
+        if self._open:
+            raise ConfigurationError(f"{len(self._open)} rollouts are running; update weights between them")
+        own = {**dict(self.policy.named_parameters()), **dict(self.policy.named_buffers())}
+        for name, weight in named_weights:
+            if name not in own or own[name].shape != weight.shape:
+                shape = f"of shape {tuple(own[name].shape)}" if name in own else "by that name"
+                raise ConfigurationError(
+                    f"cannot load weight {name} {tuple(weight.shape)}: the engine's model has none {shape}; "
+                    "give the engine the model that is trained"
+                )
+            if own[name].data_ptr() != weight.data_ptr():
+                own[name].data.copy_(weight)
+        self._cache.clear()
+        self.weight_version = version
+
+    async def _request(
+        self,
+        sequence: _Sequence,
+        token_ids: Sequence[int],
+        images: Sequence[ImageInput],
+        sampling: SamplingParams,
+        step: int,
+    ) -> Generation:
+        if sequence.lost is not None:
+            raise RolloutLost(f"the cache of {sequence.key} went with a failed batch") from sequence.lost
+        sequence.fresh = sequence.fresh + list(token_ids)
+        sequence.images = images
+        sequence.sampling = sampling
+        sequence.sampled, sequence.logprobs = [], []
+        if sequence.length + len(sequence.fresh) >= self.max_length:
+            return sequence.finish(FinishReason.CONTEXT)
+        sequence.noise = turn_uniforms(sampling.seed, sequence.key, step, sampling.max_turn_tokens)
+        sequence.future = asyncio.get_running_loop().create_future()
+        with self._lock:
+            self._pending.append(sequence)
+        self._notify()
+        return await sequence.future
+
+    # --- the event loop's side ----------------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    def _ready(self) -> bool:
+        if self._reproducible:
+            return bool(self._pending) and len(self._pending) == len(self._open)
+        return self._active > 0 or self._admissible()
+
+    def _admissible(self) -> bool:
+        """Whether a waiting rollout has a place in the cache, or could get one."""
+        with self._lock:
+            return bool(self._closed and self._pending) or any(
+                sequence.slot >= 0 or None in self._slots for sequence in self._pending
+            )
+
+    async def _serve(self) -> None:
+        assert self._wake is not None
+        was_training = self.policy.training
+        self.policy.eval()
+        try:
+            while self._open:
+                while self._ready():
+                    await self._serve_batch()
+                await self._wake.wait()
+                self._wake.clear()
+        finally:
+            self.policy.train(was_training)
+
+    async def _serve_batch(self) -> None:
+        try:
+            finished = await asyncio.get_running_loop().run_in_executor(self._worker, self._advance)
+        except Exception as error:  # whatever broke in the model, the rollouts are told and the engine goes on
+            self._fail(error)
+            return
+        for sequence, generation in finished:
+            if sequence.future is not None and not sequence.future.done():
+                sequence.future.set_result(generation)
+        await asyncio.sleep(0)
+
+    def _fail(self, error: Exception) -> None:
+        """Tell every waiting rollout that the engine died, and start again from an empty cache."""
+        self._pending.clear()
+        self._slots = [None] * len(self._slots)
+        self._active = 0
+        self._cache.clear()
+        for sequence in self._open:
+            sequence.slot = -1
+            sequence.lost = error
+            if sequence.future is not None and not sequence.future.done():
+                lost = RolloutLost(f"the engine failed in a batch with {sequence.key}: {error!r}")
+                lost.__cause__ = error
+                sequence.future.set_exception(lost)
+
+    # --- the worker thread's side -------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _advance(self) -> list[tuple[_Sequence, Generation]]:
+        """Take in what waits, then decode until a rollout has its turn (in lockstep: until all have)."""
+        self._release()
+        finished = self._prefill(self._admit())
+        while self._active:
+            finished += self._decode()
+            if not self._reproducible and (finished or self._admissible()):
+                break
+        return finished
+
+    def _release(self) -> None:
+        with self._lock:
+            closed = list(self._closed)
+            self._closed.clear()
+        for sequence in closed:
+            if sequence.slot < 0:
+                continue
+            if sequence.slot < self._active:
+                self._deactivate(sequence)
+            self._slots[sequence.slot] = None
+            sequence.slot = -1
+
+    def _admit(self) -> list[_Sequence]:
+        with self._lock:
+            waiting = sorted(self._pending, key=lambda s: s.key) if self._reproducible else list(self._pending)
+            self._pending.clear()
+            free = [slot for slot, sequence in enumerate(self._slots) if sequence is None]
+            admitted = []
+            for sequence in waiting:
+                if sequence.slot < 0:
+                    if not free:
+                        self._pending.append(sequence)
+                        continue
+                    sequence.slot = free.pop()
+                    self._slots[sequence.slot] = sequence
+                admitted.append(sequence)
+        return admitted
+
+    def _prefill(self, sequences: list[_Sequence]) -> list[tuple[_Sequence, Generation]]:
+        finished = []
+        leaders, followers = _shared_prompts(sequences)
+        for batch in _by_tokens(leaders, self._max_prefill_tokens):
+            lengths = [len(sequence.fresh) for sequence in batch]
+            logits_NV = self._forward(batch, lengths)
+            rows = list(range(len(batch)))
+            group = list(batch)
+            for row, leader in enumerate(batch):
+                copies = followers.get(leader, [])
+                if copies:
+                    self._cache.copy(leader.slot, [copy.slot for copy in copies], lengths[row])
+                rows += [row] * len(copies)
+                group += copies
+                for copy in copies:
+                    copy.next_position = leader.next_position
+            for sequence in group:
+                sequence.length += len(sequence.fresh)
+                sequence.fresh = []
+                sequence.images = ()
+            finished += self._sample(group, logits_NV[rows])
+        return finished
+
+    def _decode(self) -> list[tuple[_Sequence, Generation]]:
+        batch = [sequence for sequence in self._slots[: self._active] if sequence is not None]
+        logits_NV = self._forward(batch, [1] * len(batch))
+        for sequence in batch:
+            sequence.length += 1
+            sequence.fresh = []
+        return self._sample(batch, logits_NV)
+
+    def _forward(self, batch: list[_Sequence], lengths: list[int]) -> Tensor:
+        """Run the fresh tokens of each sequence; returns float32 logits ``[N, V]`` after each one's last token."""
+        device = self.policy.device
+        width = max(lengths)
+        input_ids = torch.full((len(batch), width), self.renderer.pad_id, dtype=torch.long)
+        positions = torch.zeros(3, len(batch), width, dtype=torch.long)
+        for row, (sequence, length) in enumerate(zip(batch, lengths, strict=True)):
+            input_ids[row, :length] = torch.tensor(sequence.fresh)
+            if length == 1 and not sequence.images:
+                positions[:, row, 0] = sequence.next_position
+                sequence.next_position += 1
+            else:
+                positions[:, row, :length], sequence.next_position = mrope_positions(
+                    sequence.fresh,
+                    [image.grid_thw for image in sequence.images],
+                    image_token_id=self.renderer.image_token_id,
+                    merge_size=self.renderer.merge_size,
+                    start=sequence.next_position,
+                )
+        images = [image for sequence in batch for image in sequence.images]
+        mask = self._cache.window([s.slot for s in batch], [s.length for s in batch], lengths, device)
+        hidden = self.policy.model(
+            input_ids=input_ids.to(device),
+            position_ids=positions.to(device),
+            attention_mask=mask,
+            cache=self._cache,
+            pixel_values=torch.cat([i.pixel_values for i in images]).to(device) if images else None,
+            image_grid_thw=torch.tensor([i.grid_thw for i in images], device=device) if images else None,
+        ).last_hidden_state
+        last = hidden[torch.arange(len(batch)), torch.tensor(lengths) - 1]
+        logits_NV = self.policy.lm_head(last).float()
+        logits_NV[:, self._forbidden_ids.to(device)] = float("-inf")
+        return logits_NV
+
+    def _sample(self, batch: list[_Sequence], logits_NV: Tensor) -> list[tuple[_Sequence, Generation]]:
+        device = logits_NV.device
+        noise = torch.tensor([s.noise[len(s.sampled)] for s in batch], dtype=torch.float64, device=device)
+        temperature = torch.tensor([s.sampling.temperature for s in batch], device=device)
+        top_p = torch.tensor([s.sampling.top_p for s in batch], device=device)
+        top_k = torch.tensor([s.sampling.top_k for s in batch], device=device)
+        token_ids, logprobs = sample_tokens(logits_NV, noise, temperature, top_p, top_k)
+        finished = []
+        for sequence, token_id, logprob in zip(batch, token_ids.tolist(), logprobs.tolist(), strict=True):
+            sequence.sampled.append(token_id)
+            sequence.logprobs.append(logprob)
+            sequence.fresh = [token_id]
+            reason = self._finish_reason(sequence, token_id)
+            if reason is not None:
+                self._deactivate(sequence)
+                finished.append((sequence, sequence.finish(reason)))
+            else:
+                self._activate(sequence)
+        return finished
+
+    def _finish_reason(self, sequence: _Sequence, token_id: int) -> FinishReason | None:
+        if token_id == self.renderer.end_of_turn_id:
+            return FinishReason.STOP
+        if len(sequence.sampled) >= sequence.sampling.max_turn_tokens:
+            return FinishReason.LENGTH
+        if sequence.length + 1 >= self.max_length:
+            return FinishReason.CONTEXT
+        return None
+
+    def _activate(self, sequence: _Sequence) -> None:
+        if sequence.slot >= self._active:
+            self._swap(sequence.slot, self._active)
+            self._active += 1
+
+    def _deactivate(self, sequence: _Sequence) -> None:
+        if sequence.slot < self._active:
+            self._active -= 1
+            self._swap(sequence.slot, self._active)
+
+    def _swap(self, first: int, second: int) -> None:
+        if first == second:
+            return
+        one, two = self._slots[first], self._slots[second]
+        self._cache.swap(first, second, max(one.length if one else 0, two.length if two else 0))
+        self._slots[first], self._slots[second] = two, one
+        if one is not None:
+            one.slot = second
+        if two is not None:
+            two.slot = first
+
+
+class _Session:
+    """What the agent loop holds of one sequence."""
+
+    def __init__(self, engine: TransformersEngine, sequence: _Sequence) -> None:
+        self._engine = engine
+        self._sequence = sequence
+
+    async def generate(
+        self, token_ids: Sequence[int], images: Sequence[ImageInput], sampling: SamplingParams, step: int
+    ) -> Generation:
+        """See :class:`~opensearch_lightning.rollout.protocol.EngineSession`."""
+        return await self._engine._request(self._sequence, token_ids, images, sampling, step)
+
+
+def _shared_prompts(sequences: list[_Sequence]) -> tuple[list[_Sequence], dict[_Sequence, list[_Sequence]]]:
+    """Split new sequences into one leader for each distinct prompt and the followers that copy its cache."""
+    leaders: list[_Sequence] = []
+    followers: dict[_Sequence, list[_Sequence]] = {}
+    by_prompt: dict[tuple[Any, ...], _Sequence] = {}
+    for sequence in sequences:
+        prompt = (tuple(sequence.fresh), tuple(image.encoded for image in sequence.images))
+        leader = by_prompt.setdefault(prompt, sequence) if sequence.length == 0 else sequence
+        if leader is sequence:
+            leaders.append(sequence)
+        else:
+            followers.setdefault(leader, []).append(sequence)
+    return leaders, followers
+
+
+def _by_tokens(sequences: list[_Sequence], max_tokens: int) -> list[list[_Sequence]]:
+    """Batches of similar lengths whose padded size stays within ``max_tokens`` (one sequence may exceed it)."""
+    batches: list[list[_Sequence]] = []
+    for sequence in sorted(sequences, key=lambda s: len(s.fresh)):
+        # sorted: the newest is the longest
+        if batches and (len(batches[-1]) + 1) * len(sequence.fresh) <= max_tokens:
+            batches[-1].append(sequence)
+        else:
+            batches.append([sequence])
+    return batches

@@ -1,0 +1,207 @@
+"""Carries out the policy's calls. All tool-execution errors are decided here, and a bad call never raises."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from opensearch_lightning.errors import ConfigurationError, ToolError
+from opensearch_lightning.tools.arguments import check_arguments
+from opensearch_lightning.tools.cache import ResultCache
+from opensearch_lightning.tools.faults import FaultInjector
+from opensearch_lightning.tools.images import ImageBook
+from opensearch_lightning.tools.metrics import ExecutorMetrics, MetricsRecorder
+from opensearch_lightning.tools.protocol import CallKey, LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, TOOL_ALIASES
+from opensearch_lightning.tools.threads import in_thread
+from opensearch_lightning.tools.workshop import CheckedCall, Workshop, unavailable
+from opensearch_lightning.types import Action, ErrorKind, ToolResult
+
+_UNREADABLE = {
+    ErrorKind.NO_ACTION: "Write one tool call or one response.",
+    ErrorKind.SEVERAL_ACTIONS: "Write only one tool call or one response a turn.",
+    ErrorKind.MALFORMED_CALL: "A tool call is one JSON object with name and arguments.",
+}
+
+
+class ToolExecutor:
+    """Runs tools for many rollouts at once, from any event loop.
+
+    Tools run on an event loop of the executor's own, so that none can stall the caller's and connections live from one
+    batch to the next. Order of decisions: the action's own error, unknown tool, arguments, image names, injected fault,
+    cache, tool.
+
+    Args:
+        tools: the tools on offer.
+        timeout_s: seconds a call may take once it has its turn.
+        max_concurrency: tool runs at once; further calls wait.
+        faults: decides which calls fail before they reach a tool, the cache notwithstanding.
+        cache: gives equal calls the result of the first; equal calls at one time run once.
+        tool_aliases: other names of tools, to wire names.
+        argument_aliases: per wire name, other names of arguments.
+
+    Raises:
+        ConfigurationError: no tools, two of one name, a schema that cannot be used, a value out of range, or an outage
+            of a backend that no tool has.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[Tool],
+        *,
+        timeout_s: float = 10.0,
+        max_concurrency: int = 64,
+        faults: FaultInjector | None = None,
+        cache: ResultCache | None = None,
+        tool_aliases: Mapping[str, str] = TOOL_ALIASES,
+        argument_aliases: Mapping[str, Mapping[str, str]] = ARGUMENT_ALIASES,
+    ) -> None:
+        _check_tools(tools)
+        if not timeout_s > 0:
+            raise ConfigurationError(f"timeout_s is {timeout_s}: set seconds above 0.")
+        if max_concurrency < 1:
+            raise ConfigurationError(f"max_concurrency is {max_concurrency}: set 1 or more.")
+        backends = {tool.backend for tool in tools}
+        if faults is not None and (unknown := sorted(set(faults.outages) - backends)):
+            raise ConfigurationError(f"Outages of {unknown}, which no tool has: choose from {sorted(backends)}.")
+        self._tools = {tool.name: tool for tool in tools}
+        self._timeout_s = timeout_s
+        self._max_concurrency = max_concurrency
+        self._faults = faults
+        self._cache = cache
+        self._tool_aliases = tool_aliases
+        self._argument_aliases = argument_aliases
+        self._metrics = MetricsRecorder(self._tools)
+        self._workshop: Workshop | None = None
+
+    @property
+    def schemas(self) -> list[Mapping[str, Any]]:
+        """Function schemas of the tools, in their order, for the system turn."""
+        return [tool.schema for tool in self._tools.values()]
+
+    def metrics(self) -> ExecutorMetrics:
+        """Counts and latencies since the last :meth:`reset`."""
+        return self._metrics.snapshot()
+
+    def reset(self) -> None:
+        """Start counting anew."""
+        self._metrics.reset()
+
+    def start(self) -> None:
+        """Start the executor's loop; the first call does so too."""
+        if self._workshop is None:
+            self._workshop = Workshop(list(self._tools.values()), self._timeout_s, self._max_concurrency, self._cache)
+
+    async def aclose(self) -> None:
+        """Cancel what runs and release threads and files; a later call starts anew."""
+        workshop, self._workshop = self._workshop, None
+        if workshop is not None:
+            await in_thread(workshop.stop)
+        if self._cache is not None:
+            self._cache.close()
+
+    async def execute(self, action: Action, images: ImageBook, key: CallKey) -> ToolResult:
+        """Carry out one action and say what came of it.
+
+        The image of a result is not yet in ``images``: the text names it by the name it gets when added next.
+
+        Args:
+            action: a tool call, or the error that the parser found.
+            images: the images of the rollout so far.
+            key: where in which rollout; decides injected faults.
+
+        Raises:
+            ValueError: ``action`` is a response, which is no business of tools.
+        """
+        if action.kind == "response":
+            raise ValueError("A response was given to the tool executor: end the rollout instead.")
+        started = time.perf_counter()
+        tool: str | None = None
+        reached = False
+        try:
+            tool = self._resolve(action)
+            call = self._check(tool, action.arguments or {}, images)
+            fault = self._faults.fault(key, call.tool.backend) if self._faults is not None else None
+            if fault is not None:
+                result = await self._injected(tool, fault)
+            else:
+                reached = True
+                result = _succeeded(call, *await self._serve(call, images), images)
+                reached = not result.cached
+        except ToolError as error:
+            result = _failed(tool, error)
+        result = replace(result, latency_s=time.perf_counter() - started)
+        self._metrics.record(result, reached_tool=reached)
+        return result
+
+    def _resolve(self, action: Action) -> str:
+        """Wire name of the tool that an action calls."""
+        if action.kind == "error" or action.name is None:
+            kind = action.error or ErrorKind.MALFORMED_CALL
+            raise ToolError(kind, _UNREADABLE.get(kind, "The call cannot be read."))
+        name = self._tool_aliases.get(action.name, action.name) if action.name not in self._tools else action.name
+        if name not in self._tools:
+            known = ", ".join(self._tools)
+            raise ToolError(ErrorKind.UNKNOWN_TOOL, f"There is no tool {action.name[:40]!r}; known: {known}.")
+        return name
+
+    def _check(self, name: str, arguments: Mapping[str, Any], images: ImageBook) -> CheckedCall:
+        tool = self._tools[name]
+        checked = check_arguments(tool.schema, arguments, self._argument_aliases.get(name, {}), images)
+        return CheckedCall(tool=tool, arguments=checked.values, ignored=checked.ignored)
+
+    async def _injected(self, tool: str, kind: ErrorKind) -> ToolResult:
+        assert self._faults is not None
+        if kind is ErrorKind.TIMEOUT and self._faults.timeout_s:
+            await asyncio.sleep(self._faults.timeout_s)
+        return replace(_failed(tool, unavailable(tool, kind)), injected=True)
+
+    async def _serve(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
+        self.start()
+        assert self._workshop is not None
+        return await self._workshop.serve(call, images)
+
+
+def _failed(tool: str | None, error: ToolError) -> ToolResult:
+    return ToolResult(tool=tool, text=f"Error: {error.kind}. {error.message}", error=error.kind)
+
+
+def _succeeded(call: CheckedCall, output: ToolOutput, cached: bool, images: ImageBook) -> ToolResult:
+    notes = [output.note] if output.note else []
+    if call.ignored:
+        notes.append(f"Unknown arguments ignored: {', '.join(repr(name[:40]) for name in call.ignored[:4])}.")
+    parts = [output.text, *notes]
+    if output.image is not None:
+        parts.insert(0, f"{images.next_name}: {output.image.width}x{output.image.height} pixels.")
+    return ToolResult(
+        tool=call.tool.name,
+        text=" ".join(part for part in parts if part),
+        image=output.image,
+        cached=cached,
+        hits=output.hits,
+        note=" ".join(notes) or None,
+    )
+
+
+def _check_tools(tools: Sequence[Tool]) -> None:
+    if not tools:
+        raise ConfigurationError("The tool list is empty: give at least one tool.")
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"Two tools have one name in {names}: give each its own.")
+    for tool in tools:
+        if isinstance(tool, LimitedTool) and tool.backend_limit < 1:
+            raise ConfigurationError(f"The backend_limit of {tool.name} is {tool.backend_limit}: set 1 or more.")
+        try:
+            function = tool.schema["function"]
+            named, properties = function["name"], function["parameters"]["properties"]
+            json.dumps(tool.schema)
+        except (KeyError, TypeError) as error:
+            message = f"The schema of {tool.name} lacks {error}: give a function schema with parameters.properties."
+            raise ConfigurationError(message) from error
+        if named != tool.name or not isinstance(properties, Mapping):
+            raise ConfigurationError(f"The schema of {tool.name} is that of {named}: make the names equal.")

@@ -1,0 +1,149 @@
+"""The four tools that make a new image of an old one: crop, sharpen, enlarge, rectify.
+
+Boxes and corners are pixels of the image at hand, origin top left, x to the right, y down. No text names the image:
+equal pictures share one result whatever their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from opensearch_lightning.errors import ToolError
+from opensearch_lightning.tools.protocol import ToolOutput
+from opensearch_lightning.types import ErrorKind
+
+Array = NDArray[Any]
+
+_SHARPEN_SIGMA = 3.0
+_UPSCALE_AMOUNT = 0.3
+# Vision processors refuse images longer than 200 times their width.
+_MAX_ASPECT = 100
+_MAX_PIXELS = 16_000_000
+_MIN_AREA = 0.1
+_MIN_FILL = 0.93
+_MIN_SIDE = 8
+_SAME_DISTANCE = 0.1
+
+
+def crop(image: Image.Image, x: float, y: float, width: float, height: float) -> ToolOutput:
+    """Cut the box ``(x, y, width, height)`` out, rounded to whole pixels and clipped to the image with a note.
+
+    Raises:
+        ToolError: ``invalid_argument`` when nothing of the box lies inside the image, or hardly a line is left.
+    """
+    left, top, right, bottom = round(x), round(y), round(x + width), round(y + height)
+    inside = (max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height))
+    wide, high = inside[2] - inside[0], inside[3] - inside[1]
+    size = f"the image of {image.width}x{image.height} pixels"
+    box = f"{x:g},{y:g},{width:g},{height:g}"
+    if wide < 1 or high < 1:
+        raise ToolError(ErrorKind.INVALID_ARGUMENT, f"The box {box} lies outside {size}.")
+    if max(wide, high) > _MAX_ASPECT * min(wide, high):
+        raise ToolError(ErrorKind.INVALID_ARGUMENT, f"The box {box} leaves only a line of {size}; take a wider one.")
+    note = None if inside == (left, top, right, bottom) else f"Box clipped to {size}."
+    return ToolOutput(image=image.crop(inside), note=note)
+
+
+def sharpen(image: Image.Image, amount: float) -> ToolOutput:
+    """Unsharp mask ``(1+amount)·I − amount·(G_sigma * I)``, sigma 3 pixels (Appendix F)."""
+    return ToolOutput(image=Image.fromarray(_unsharp(np.asarray(image), amount, _SHARPEN_SIGMA)))
+
+
+def super_resolution(image: Image.Image, scale: int) -> ToolOutput:
+    """Enlarge ``scale`` times by Lanczos with a mild unsharp mask, and say so: there is no learned model in it.
+
+    Raises:
+        ToolError: ``invalid_argument`` when the result would pass 16 million pixels.
+    """
+    size = (image.width * scale, image.height * scale)
+    if size[0] * size[1] > _MAX_PIXELS:
+        message = f"An image of {image.width}x{image.height} pixels is too large for scale {scale}; crop it first."
+        raise ToolError(ErrorKind.INVALID_ARGUMENT, message)
+    enlarged = np.asarray(image.resize(size, Image.Resampling.LANCZOS))
+    pixels = _unsharp(enlarged, _UPSCALE_AMOUNT, scale / 4)
+    return ToolOutput(text=f"Enlarged {scale}x by Lanczos and mild sharpening.", image=Image.fromarray(pixels))
+
+
+def perspective_correct(image: Image.Image) -> ToolOutput:
+    """Map the largest quadrilateral of the image to an upright rectangle; without a reliable one return the image
+    unchanged with a note that says so.
+    """
+    pixels = np.asarray(image)
+    corners = find_quadrilateral(pixels)
+    if corners is None:
+        return ToolOutput(image=image, note="No reliable quadrilateral found: the image is unchanged.")
+    return ToolOutput(text="Perspective corrected.", image=Image.fromarray(rectify(pixels, corners)))
+
+
+def _unsharp(pixels: Array, amount: float, sigma: float) -> Array:
+    sharp = pixels.astype(np.float32)
+    blurred = cv2.GaussianBlur(sharp, (0, 0), sigma)
+    return np.clip(np.rint((1 + amount) * sharp - amount * blurred), 0, 255).astype(np.uint8)
+
+
+def order_corners(corners: Array) -> Array:
+    """The four corners ``[4, 2]`` clockwise as seen on the screen, from the one nearest the top left.
+
+    By angle around their centre: sums and differences of coordinates, the usual way, name one corner of a diamond
+    twice. Clockwise order never mirrors the picture.
+    """
+    points = np.asarray(corners, np.float32).reshape(4, 2)
+    centre = points.mean(axis=0)
+    angles = np.arctan2(points[:, 1] - centre[1], points[:, 0] - centre[0])
+    clockwise = points[np.argsort(angles, kind="stable")]
+    sums = clockwise.sum(axis=1)
+    nearest = np.flatnonzero(sums <= sums.min() + _SAME_DISTANCE * np.ptp(sums))
+    # A diamond has two about equally near: take the upper one.
+    start = min(nearest.tolist(), key=lambda i: (clockwise[i, 1], clockwise[i, 0]))
+    return np.roll(clockwise, -start, axis=0)
+
+
+def rectify(pixels: Array, corners: Array) -> Array:
+    """Four-point transform of ``[H, W]`` or ``[H, W, 3]`` pixels.
+
+    The quadrilateral becomes an upright rectangle with the longer of each two opposite sides.
+    """
+    ordered = order_corners(corners)
+    top_left, top_right, bottom_right, bottom_left = ordered
+    width = round(float(max(np.linalg.norm(top_right - top_left), np.linalg.norm(bottom_right - bottom_left))))
+    height = round(float(max(np.linalg.norm(bottom_left - top_left), np.linalg.norm(bottom_right - top_right))))
+    width, height = max(width, 1), max(height, 1)
+    target = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]], np.float32)
+    return cv2.warpPerspective(pixels, cv2.getPerspectiveTransform(ordered, target), (width, height))
+
+
+def find_quadrilateral(pixels: Array) -> Array | None:
+    """Corners ``[4, 2]`` of the largest reliable quadrilateral in ``[H, W]`` or ``[H, W, 3]`` pixels, or ``None``.
+
+    Reliable: convex, at least a tenth of the image, and its outline really has four straight sides.
+    """
+    gray = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
+    smooth = cv2.GaussianBlur(gray, (5, 5), 0)
+    edges = cv2.dilate(cv2.Canny(smooth, 40, 120), np.ones((3, 3), np.uint8))
+    best, best_area = None, _MIN_AREA * gray.shape[0] * gray.shape[1]
+    for contour in cv2.findContours(edges, cv2.RETR_LIST, cv2.CHAIN_APPROX_SIMPLE)[0]:
+        hull = cv2.convexHull(contour)
+        if cv2.contourArea(hull) <= best_area:
+            continue
+        corners = _four_corners(hull)
+        if corners is not None:
+            best, best_area = corners, cv2.contourArea(hull)
+    return best
+
+
+def _four_corners(hull: Array) -> Array | None:
+    length = cv2.arcLength(hull, True)
+    for tolerance in (0.01, 0.02, 0.03, 0.04, 0.05):
+        outline = cv2.approxPolyDP(hull, tolerance * length, True)
+        if len(outline) != 4:
+            continue
+        corners = outline.reshape(4, 2).astype(np.float32)
+        sides = np.linalg.norm(corners - np.roll(corners, -1, axis=0), axis=1)
+        filled = cv2.contourArea(outline) / max(cv2.contourArea(hull), 1.0)
+        return corners if sides.min() >= _MIN_SIDE and filled >= _MIN_FILL else None
+    return None

@@ -1,0 +1,83 @@
+"""What the executor asks of a tool, and what a tool gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from opensearch_lightning.tools.images import ImageBook
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallKey:
+    """Where in which rollout a call was made: all that injected faults depend on besides their seed."""
+
+    task_id: str
+    rollout: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOutput:
+    """What a tool made of one call.
+
+    ``text`` goes to the policy; with an ``image`` the executor puts the image's new name and size before it. ``hits``
+    counts the results of a search. ``note`` is a sentence that says where the tool fell back or did less than asked;
+    the executor appends it to the text.
+    """
+
+    text: str = ""
+    image: Image | None = None
+    hits: int | None = None
+    note: str | None = None
+
+
+class Tool(Protocol):
+    """One tool the policy can call.
+
+    ``backend`` names the service behind it: tools of one backend go down together. ``schema`` is the function schema
+    as Qwen's chat template prints it, ``{"type": "function", "function": {"name", "description", "parameters"}}``;
+    the executor checks arguments against its ``parameters`` before :meth:`run` sees them. A string parameter with
+    ``"format": "image-id"`` takes the name of an image of the rollout.
+    """
+
+    @property
+    def name(self) -> str:
+        """Wire name."""
+        ...
+
+    @property
+    def backend(self) -> str:
+        """Service behind the tool."""
+        ...
+
+    @property
+    def schema(self) -> Mapping[str, Any]:
+        """Function schema."""
+        ...
+
+    async def run(self, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
+        """Carry out one call; blocking work goes to :func:`opensearch_lightning.tools.threads.in_thread`.
+
+        Args:
+            arguments: checked, with defaults filled in.
+            images: the images of the rollout so far.
+
+        Raises:
+            ToolError: the call failed; any other exception counts as ``backend_error``.
+        """
+        ...
+
+
+@runtime_checkable
+class LimitedTool(Tool, Protocol):
+    """A tool whose backend bears only so many calls at once; waiting for a turn does not count towards a timeout."""
+
+    @property
+    def backend_limit(self) -> int:
+        """Calls of this backend at once, at least 1."""
+        ...

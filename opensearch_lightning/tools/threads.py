@@ -1,0 +1,76 @@
+"""Blocking work off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run ``work`` in a thread of its own and wait for it without blocking the event loop.
+
+    Cancelling the wait returns at once; the thread ends when its work does, and what it made is dropped. A fresh
+    daemon thread, not a pool: one stuck call neither takes a place from others nor keeps the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def body() -> None:
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            result = work()
+        except BaseException as error:
+            # A future takes no StopIteration, and what would end a thread must not end the event loop.
+            if isinstance(error, Exception) and not isinstance(error, StopIteration):
+                failure = error
+            else:
+                failure = RuntimeError(repr(error))
+        # The loop may have closed meanwhile: then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(deliver, result, failure)
+
+    threading.Thread(target=body, daemon=True, name="tool").start()
+    return await future
+
+
+class LoopThread:
+    """An event loop in a thread of its own, for work that outlives the caller's loop and must not stall it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="tool-loop")
+        self._thread.start()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await ``work`` on that loop; cancelling the wait cancels the work."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def stop(self) -> None:
+        """Cancel what still runs and end the thread. Blocks until it has ended."""
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    # A task that ignores its cancellation is left behind.
+    if others:
+        await asyncio.wait(others, timeout=1.0)

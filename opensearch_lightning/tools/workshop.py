@@ -1,0 +1,117 @@
+"""Runs checked calls: turns, time limits, the cache, and one run for equal calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opensearch_lightning.errors import ToolError
+from opensearch_lightning.tools.arguments import image_arguments
+from opensearch_lightning.tools.cache import ResultCache, cache_key
+from opensearch_lightning.tools.images import ImageBook
+from opensearch_lightning.tools.protocol import LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.single_flight import SingleFlight
+from opensearch_lightning.tools.threads import LoopThread
+from opensearch_lightning.types import ErrorKind
+
+logger = logging.getLogger(__name__)
+
+_FAILED = {
+    ErrorKind.TIMEOUT: "did not answer",
+    ErrorKind.RATE_LIMITED: "refused, too many requests",
+    ErrorKind.UNREACHABLE: "cannot be reached",
+    ErrorKind.BACKEND_ERROR: "failed",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedCall:
+    """A call whose arguments passed the tool's schema; ``ignored`` are names it does not have."""
+
+    tool: Tool
+    arguments: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()
+
+
+class Workshop:
+    """The loop on which tools run, with its turns and its shared flights."""
+
+    def __init__(
+        self, tools: Sequence[Tool], timeout_s: float, max_concurrency: int, cache: ResultCache | None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._cache = cache
+        self._flights: SingleFlight[ToolOutput] = SingleFlight()
+        self._turns = asyncio.Semaphore(max_concurrency)
+        limits: dict[str, int] = {}
+        for tool in tools:
+            limit = tool.backend_limit if isinstance(tool, LimitedTool) else max_concurrency
+            limits[tool.backend] = min(limit, limits.get(tool.backend, limit))
+        self._backend_turns = {backend: asyncio.Semaphore(limit) for backend, limit in limits.items()}
+        self._thread = LoopThread()
+
+    def stop(self) -> None:
+        """Cancel what runs and end the loop's thread."""
+        self._thread.stop()
+
+    async def serve(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
+        """``(output, cached)`` of a checked call."""
+        return await self._thread.run(self._look_up(call, images))
+
+    async def _look_up(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
+        if self._cache is None:
+            return await self._take_turn(call, images), False
+        digests = {
+            name: images.digest(call.arguments[name]) for name in image_arguments(call.tool.schema, call.arguments)
+        }
+        key = cache_key(self._cache.namespace, call.tool.name, call.arguments, digests)
+        kept = await self._cache.get(key)
+        if kept is not None:
+            return kept, True
+        return await self._flights.join(key, lambda: self._run_and_keep(key, call, images))
+
+    async def _run_and_keep(self, key: str, call: CheckedCall, images: ImageBook) -> ToolOutput:
+        assert self._cache is not None
+        output = await self._take_turn(call, images)
+        await self._cache.put(key, output)
+        return output
+
+    async def _take_turn(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
+        # The backend's turn first: calls that wait for a narrow backend must not hold turns that others could use.
+        async with self._backend_turns[call.tool.backend], self._turns:
+            return await self._run(call, images)
+
+    async def _run(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
+        task = asyncio.ensure_future(call.tool.run(call.arguments, images))
+        task.add_done_callback(_retrieve)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
+        finally:
+            # Not awaited: a tool that ignores its cancellation holds up nobody.
+            task.cancel()
+        if not done:
+            raise unavailable(call.tool.name, ErrorKind.TIMEOUT)
+        try:
+            output = task.result()
+        except ToolError:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            logger.warning("The tool %s raised on %s", call.tool.name, dict(call.arguments), exc_info=error)
+            raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR) from error
+        if not isinstance(output, ToolOutput):
+            logger.warning("The tool %s returned %r instead of a ToolOutput", call.tool.name, type(output))
+            raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
+        return output
+
+
+def unavailable(tool: str, kind: ErrorKind) -> ToolError:
+    """The error of a tool whose infrastructure failed, in the words the policy gets."""
+    return ToolError(kind, f"The tool {tool} {_FAILED[kind]}; try again or go on another way.")
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

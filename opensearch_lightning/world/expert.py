@@ -1,0 +1,202 @@
+"""A scripted expert that solves MiniWiki tasks by real tool calls, and recovers from failing ones.
+
+It plays the part of the strong model of the recipe: its trajectories, filtered to right answers, are the data of
+agentic SFT. It knows from the task which relations to follow and what is wrong with the picture; every name it uses
+on the way it reads from an observation. It is not a perfect teacher: after an error it calls again at once or first
+does something else, at random, and cannot tell which of the two gets through an outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import random
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from PIL import Image
+
+from opensearch_lightning.chat import format_action, parse_action
+from opensearch_lightning.tools import CallKey, ImageBook, ToolExecutor
+from opensearch_lightning.types import Task, ToolCall, ToolResult
+
+IMAGE_SEARCH, OCR, TEXT_SEARCH = "image_search", "layout_parsing", "text_search"
+
+
+class AnswerCheck(Protocol):
+    """Says whether a response answers the task, as the accuracy judge does."""
+
+    async def judge(self, question: str, response: str, reference: Task) -> bool:
+        """Whether ``response`` is right."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertStatistics:
+    """How the expert fared: rollouts tried and kept, and why the others were left out."""
+
+    tried: int
+    kept: int
+    dropped: dict[str, int]
+
+
+@dataclass
+class _Episode:
+    task: Task
+    key: tuple[str, int]
+    book: ImageBook
+    rng: random.Random
+    turns: list[dict[str, str]] = field(default_factory=list)
+    pictures: list[bytes] = field(default_factory=list)
+    errors_in_a_row: int = 0
+    step: int = 0
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+class _GaveUp(Exception):
+    """The episode cannot be completed; the argument says why."""
+
+
+class ScriptedExpert:
+    """Solves tasks of a MiniWiki.
+
+    Args:
+        executor: carries out the calls, faults included.
+        judge: decides which trajectories are kept.
+        system_prompt: the one the policy will see.
+        detour: probability of doing something else before a failed call is tried again.
+        fatal_k: consecutive errors at which an episode is lost.
+        max_turns: turns at which it is lost.
+        seed: keys the expert's choices together with task and rollout.
+    """
+
+    def __init__(
+        self,
+        executor: ToolExecutor,
+        judge: AnswerCheck,
+        *,
+        system_prompt: str,
+        detour: float = 0.5,
+        fatal_k: int = 3,
+        max_turns: int = 16,
+        seed: int = 0,
+    ) -> None:
+        self.executor = executor
+        self.judge = judge
+        self.system_prompt = system_prompt
+        self.detour = detour
+        self.fatal_k = fatal_k
+        self.max_turns = max_turns
+        self.seed = seed
+
+    async def collect(
+        self, tasks: Sequence[Task], *, rollouts: int = 1, concurrency: int = 32
+    ) -> tuple[list[dict[str, Any]], ExpertStatistics]:
+        """Trajectories that end in the right answer, as ShareGPT rows in the order of the tasks."""
+        gate = asyncio.Semaphore(concurrency)
+
+        async def one(task: Task, rollout: int) -> dict[str, Any] | str:
+            async with gate:
+                return await self.solve(task, rollout)
+
+        outcomes = await asyncio.gather(*(one(task, r) for task in tasks for r in range(rollouts)))
+        rows = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+        dropped = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
+        return rows, ExpertStatistics(tried=len(outcomes), kept=len(rows), dropped=dict(dropped))
+
+    async def solve(self, task: Task, rollout: int = 0) -> dict[str, Any] | str:
+        """One ShareGPT row, or the reason why there is none."""
+        digest = hashlib.blake2b(f"{self.seed}\x1f{task.id}\x1f{rollout}".encode(), digest_size=8).digest()
+        episode = _Episode(task, (task.id, rollout), ImageBook(), random.Random(digest))
+        for image in task.images:
+            episode.book.add(image)
+            episode.pictures.append(image)
+        try:
+            response = await self._answer(episode)
+        except _GaveUp as reason:
+            return str(reason)
+        if not await self.judge.judge(task.question, response, task):
+            return "wrong answer"
+        self._say(episode, format_action("answer", response=response))
+        question = "<image>" * len(task.images) + task.question
+        return {
+            "id": f"{task.id}-{rollout}",
+            "conversations": [{"from": "human", "value": question}, *episode.turns],
+            "images": episode.pictures,
+            "system": self.system_prompt,
+            "tools": "",
+        }
+
+    async def _answer(self, episode: _Episode) -> str:
+        facts = episode.task.metadata
+        wanted = [*facts["relations"], facts["attribute"]]
+        entity = await self._identify(episode, plan=", ".join(wanted))
+        for relation in wanted:
+            query = {"q": f"{relation} of {entity}"}
+            observation = await self._call(episode, relation, TEXT_SEARCH, query)
+            found = re.search(rf"{re.escape(relation)} of {re.escape(entity)} is (.+?)\.(?:\s|$)", observation.text)
+            if found is None:
+                raise _GaveUp("fact not found")
+            entity = found.group(1)
+        return entity
+
+    async def _identify(self, episode: _Episode, plan: str) -> str:
+        """Name of the entity in the picture, repaired first where it needs it."""
+        facts = episode.task.metadata
+        image, thought = "img_1", plan
+        if facts["repair"] is not None:
+            repaired = await self._call(episode, thought, facts["repair"]["name"], facts["repair"]["arguments"])
+            if repaired.image is None or repaired.note is not None:
+                raise _GaveUp("picture not repaired")
+            image, thought = f"img_{len(episode.book)}", "look"
+        if facts["find"] == OCR:
+            return (await self._call(episode, thought, OCR, {"image": image})).text.strip()
+        found = await self._call(episode, thought, IMAGE_SEARCH, {"url": image})
+        title = re.match(r"1\. (.+) \(\S+\)$", found.text, re.MULTILINE)
+        if title is None:
+            raise _GaveUp("picture not found")
+        return title.group(1)
+
+    async def _call(self, episode: _Episode, thought: str, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Make a call until it succeeds, now and then with a detour after an error."""
+        result = await self._act(episode, thought, name, arguments)
+        while result.error is not None:
+            if episode.errors_in_a_row >= self.fatal_k:
+                raise _GaveUp("fatal errors")
+            if episode.rng.random() < self.detour:
+                other = {"url": "img_1"} if name != IMAGE_SEARCH else {"image": "img_1"}
+                await self._act(episode, "wait", OCR if name == IMAGE_SEARCH else IMAGE_SEARCH, other)
+                if episode.errors_in_a_row >= self.fatal_k:
+                    raise _GaveUp("fatal errors")
+            result = await self._act(episode, "again", name, arguments)
+        return result
+
+    async def _act(self, episode: _Episode, thought: str, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        if episode.step + 1 >= self.max_turns:
+            raise _GaveUp("too many turns")
+        text = format_action(thought, call=ToolCall(name=name, arguments=arguments))
+        self._say(episode, text)
+        key = CallKey(task_id=episode.key[0], rollout=episode.key[1], step=episode.step)
+        result = await self.executor.execute(parse_action(text), episode.book, key)
+        episode.step += 1
+        episode.errors_in_a_row = episode.errors_in_a_row + 1 if result.error is not None else 0
+        placeholder = ""
+        if result.image is not None:
+            episode.book.add(result.image)
+            episode.pictures.append(_png(result.image))
+            placeholder = "<image>"
+        episode.turns.append({"from": "observation", "value": result.text + placeholder})
+        return result
+
+    @staticmethod
+    def _say(episode: _Episode, text: str) -> None:
+        episode.turns.append({"from": "gpt", "value": text})

@@ -1,0 +1,157 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+
+from opensearch_lightning.data import SearchVLRLDataModule, SearchVLSFTDataModule
+from opensearch_lightning.errors import ConfigurationError
+from tests.data.rows import rl_shards, sft_shards
+from tests.data.trainers import Broken, Recorder, checkpoints, key, trainer
+from tests.models.tiny import tiny_processor
+
+N = 11
+Make = Callable[..., L.LightningDataModule]
+
+
+@pytest.fixture(scope="module")
+def make_rl(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    shards = rl_shards(tmp_path_factory.mktemp("rl") / "s", 10)
+    return lambda **options: SearchVLRLDataModule(
+        shards, prompts_per_step=3, val_shards=shards, val_batch=10, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def make_sft(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    shards = sft_shards(tmp_path_factory.mktemp("sft") / "s", 10)
+    return lambda **options: SearchVLSFTDataModule(
+        shards, tiny_processor(), batch_size=3, val_shards=shards, val_batch_size=10, **options
+    )
+
+
+@pytest.fixture(params=["rl", "sft"])
+def make(request: pytest.FixtureRequest) -> Make:
+    return request.getfixturevalue(f"make_{request.param}")
+
+
+def fit(data: L.LightningDataModule, run: L.Trainer, *, ckpt_path: Path | None = None, **options: Any) -> Recorder:
+    module = Recorder(**options)
+    run.fit(module, datamodule=data, ckpt_path=ckpt_path, weights_only=False)
+    return module
+
+
+def whole(make: Make, **options: Any) -> Recorder:
+    """A run that nothing interrupts."""
+    return fit(make(), trainer(N, **options))
+
+
+def test_batches_go_on_through_epochs(make: Make) -> None:
+    trained = whole(make).trained
+    assert len(trained) == N
+    assert len(set(trained)) > 6  # three batches an epoch
+    assert trained == whole(make).trained
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_every_checkpoint_resumes_exactly(make: Make, tmp_path: Path, num_workers: int) -> None:
+    expected = whole(make).trained
+    fit(make(num_workers=num_workers), trainer(N - 1, checkpoints(tmp_path, every_n_train_steps=1)))
+    steps = (1, 3, 4, 7) if num_workers == 0 else (4,)
+    for step in steps:
+        resumed = fit(make(num_workers=num_workers), trainer(N), ckpt_path=tmp_path / f"{step}.ckpt")
+        assert resumed.trained == expected[step:], step
+
+
+def test_resumed_runs_resume_in_turn(make_rl: Make, tmp_path: Path) -> None:
+    expected = whole(make_rl).trained
+    trained: list[Any] = []
+    for step in range(2, N + 2, 2):
+        before = tmp_path / f"{step - 2}.ckpt" if step > 2 else None
+        run = trainer(min(step, N), checkpoints(tmp_path, every_n_train_steps=2))
+        trained += fit(make_rl(), run, ckpt_path=before).trained
+    assert trained == expected
+
+
+def test_checkpoint_of_a_validation_resumes_exactly(make: Make, tmp_path: Path) -> None:
+    saving = checkpoints(tmp_path, save_on_train_epoch_end=False)
+    expected = fit(make(), trainer(N, saving, val_check_interval=3)).trained
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3.ckpt", "6.ckpt", "9.ckpt"]
+    for step in (3, 6, 9):
+        resumed = fit(make(), trainer(N, val_check_interval=3), ckpt_path=tmp_path / f"{step}.ckpt")
+        assert resumed.trained == expected[step:]
+        # validation goes on in the rhythm of the run that was never interrupted
+        assert {at for at, _ in resumed.validated} == {at for at in (3, 6, 9) if at > step}
+
+
+def test_validation_keeps_its_rhythm_between_checkpoints(make_rl: Make, tmp_path: Path) -> None:
+    fit(make_rl(), trainer(5, checkpoints(tmp_path, every_n_train_steps=5), val_check_interval=3))
+    resumed = fit(make_rl(), trainer(N, val_check_interval=3), ckpt_path=tmp_path / "5.ckpt")
+    assert sorted({at for at, _ in resumed.validated}) == [6, 9]
+
+
+def test_interrupted_step_is_trained_again(make: Make, tmp_path: Path) -> None:
+    expected = whole(make).trained
+    with pytest.raises(Broken):
+        fit(make(), trainer(N, checkpoints(tmp_path, save_on_exception=True)), break_at=5)
+    (saved,) = tmp_path.iterdir()
+    assert fit(make(), trainer(N), ckpt_path=saved).trained == expected[5:]
+
+
+def test_several_updates_a_batch(make_rl: Make, tmp_path: Path) -> None:
+    expected = fit(make_rl(), trainer(4 * 5), updates=4).trained
+    assert len(expected) == 5
+    fit(make_rl(), trainer(4 * 3, checkpoints(tmp_path, every_n_train_steps=4)), updates=4)
+    resumed = fit(make_rl(), trainer(4 * 5), updates=4, ckpt_path=tmp_path / "8.ckpt")
+    assert resumed.trained == expected[2:]
+
+
+def test_limited_epochs_do_not_start_over(make: Make) -> None:
+    assert whole(make, limit_train_batches=2).trained == whole(make).trained
+
+
+def test_loaders_asked_for_early_do_not_shift_the_order(make: Make, tmp_path: Path) -> None:
+    class Early(Recorder):
+        def configure_optimizers(self) -> Any:
+            # sets up the loaders before Lightning has restored its counters
+            assert self.trainer.estimated_stepping_batches == N
+            return super().configure_optimizers()
+
+    def fit_early(max_steps: int, *callbacks: L.Callback, ckpt_path: Path | None = None) -> Recorder:
+        module = Early()
+        run = trainer(max_steps, *callbacks)
+        run.fit_loop.epoch_loop.max_steps = N  # what the estimate says
+        run.fit(module, datamodule=make(), ckpt_path=ckpt_path, weights_only=False)
+        return module
+
+    expected = fit_early(N, checkpoints(tmp_path, every_n_train_steps=2)).trained
+    resumed = fit_early(N, checkpoints(tmp_path / "again", every_n_train_steps=2), ckpt_path=tmp_path / "4.ckpt")
+    assert resumed.trained == expected[4:]
+    again = fit_early(N, ckpt_path=tmp_path / "again" / "6.ckpt")
+    assert again.trained == expected[6:]
+
+
+def test_one_datamodule_serves_several_runs(make_rl: Make, tmp_path: Path) -> None:
+    data = make_rl()
+    expected = fit(data, trainer(N, checkpoints(tmp_path, every_n_train_steps=4))).trained
+    assert fit(data, trainer(N), ckpt_path=tmp_path / "4.ckpt").trained == expected[4:]
+    assert fit(data, trainer(N)).trained == expected
+
+
+def test_state_serves_without_a_trainer(make: Make) -> None:
+    expected = whole(make).trained
+    data: Any = make()
+    data.setup()
+    data.load_state_dict({**data.state_dict(), "batches": 4})
+    assert data.state_dict()["batches"] == 4
+    batches = iter(data.train_dataloader())
+    assert [key(next(batches)) for _ in range(3)] == expected[4:7]
+    assert fit(data, trainer(N - 4)).trained == expected[4:]
+    assert data.state_dict()["batches"] == N
+
+
+def test_checkpoint_of_another_order_is_refused(make: Make, tmp_path: Path) -> None:
+    fit(make(), trainer(2, checkpoints(tmp_path, every_n_train_steps=2)))
+    with pytest.raises(ConfigurationError, match="made with seed = 3407, now it is 1: the order of the data would"):
+        fit(make(seed=1), trainer(N), ckpt_path=tmp_path / "2.ckpt")

@@ -1,0 +1,156 @@
+"""Every YAML file that ships is composed, and everything it names is built on a tiny world."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from opensearch_lightning.composition import compose_config, config_dir, make
+from opensearch_lightning.errors import ConfigurationError, OpenSearchError
+from opensearch_lightning.launch import build
+
+GROUPS = ("experiment", "model", "module", "data", "rollout", "tools", "reward", "callbacks", "trainer", "logger")
+EXPERIMENTS = sorted(path.stem for path in (config_dir() / "experiment").glob("*.yaml"))
+NEEDS_GPU = {"sft_8b", "grpo_8b"}
+OPTIONS = [(group, path.stem) for group in GROUPS[1:] for path in sorted((config_dir() / group).glob("*.yaml"))]
+
+
+def nodes(config: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Dotted name and node of everything with a ``_target_``."""
+    if isinstance(config, dict):
+        if "_target_" in config:
+            yield name, config
+        for key, value in config.items():
+            yield from nodes(value, f"{name}.{key}" if name else key)
+    elif isinstance(config, list):
+        for index, value in enumerate(config):
+            yield from nodes(value, f"{name}[{index}]")
+
+
+def test_the_groups_are_those_documented() -> None:
+    on_disk = {path.name for path in config_dir().iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert on_disk == set(GROUPS)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiment_composes(experiment: str) -> None:
+    config = compose_config([f"experiment={experiment}"])
+    assert config["name"] == experiment
+    assert config["run_dir"] == f"runs/{experiment}"
+    targets = dict(nodes(config))
+    assert {"model.policy", "model.processor", "data", "module", "trainer"} <= targets.keys()
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_option_composes_in_a_run_that_uses_its_group(group: str, option: str) -> None:
+    config = compose_config(["experiment=quickstart_grpo", f"{group}={option}", "model.path=somewhere"])
+    assert config[group]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_target_exists(experiment: str) -> None:
+    from hydra.utils import get_object
+
+    for name, node in nodes(compose_config([f"experiment={experiment}"])):
+        assert callable(get_object(node["_target_"])), name
+
+
+def overrides_of_tiny_run(experiment: str, tmp_path: Path, tiny: dict[str, Path]) -> list[str]:
+    data = "sft" if "sft" in experiment else "rl"
+    # The tiny vocabulary makes more tokens of a trajectory than the quickstart's.
+    longer = ["data.max_length=4096"] if data == "sft" else []
+    return [
+        *longer,
+        f"experiment={experiment}",
+        f"run_dir={tmp_path / 'run'}",
+        f"model.path={tiny['model']}",
+        f"data_dir={tiny['root']}",
+        f"data.shards={tiny[data]}",
+        f"data.val_shards={tiny[data]}",
+    ]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_everything_that_needs_no_gpu_is_built(experiment: str, tmp_path: Path, tiny: dict[str, Path]) -> None:
+    overrides = overrides_of_tiny_run(experiment, tmp_path, tiny)
+    if experiment in NEEDS_GPU:
+        # The strategy needs CUDA and DeepSpeed; all the rest is built as it stands there.
+        overrides += ["~trainer.strategy", "trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=1",
+                      "trainer.precision=bf16-true", "model.policy.attn_implementation=sdpa"]  # fmt: skip
+    run = build(compose_config(overrides))
+    assert run.module.policy is run.shared["policy"]
+    assert run.trainer.max_steps == compose_config(overrides)["trainer"]["max_steps"]
+    assert not (tmp_path / "run").exists(), "building a run must not write"
+
+
+def test_shared_objects_are_one(tmp_path: Path, tiny: dict[str, Path]) -> None:
+    run = build(compose_config(overrides_of_tiny_run("quickstart_grpo", tmp_path, tiny)))
+    by_name = {type(callback).__name__: callback for callback in run.trainer.callbacks}
+    assert run.shared["engine"].policy is run.module.policy
+    assert by_name["RolloutGeneration"].engine is run.shared["engine"]
+    assert by_name["ToolExecution"].executor is run.shared["executor"]
+
+
+def test_no_configuration_object_reaches_a_constructor() -> None:
+    node = {"_target_": "builtins.dict", "a": {"b": [1, {"c": 2}]}}
+    built = make("probe", node, {})
+    assert type(built["a"]) is dict
+    assert type(built["a"]["b"]) is list
+    assert type(built["a"]["b"][1]) is dict
+
+
+def test_empty_tool_list_is_refused_before_anything_is_written(tmp_path: Path, tiny: dict[str, Path]) -> None:
+    overrides = [*overrides_of_tiny_run("quickstart_grpo", tmp_path, tiny), "tools.executor.tools=[]"]
+    with pytest.raises(ConfigurationError, match="tool"):
+        build(compose_config(overrides))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.path=/nowhere/model", "/nowhere/model"),
+        ("tools.executor.tools.world.path=/nowhere/world", "/nowhere/world"),
+    ],
+)
+def test_missing_files_are_named_with_a_remedy(
+    override: str, message: str, tmp_path: Path, tiny: dict[str, Path]
+) -> None:
+    overrides = [*overrides_of_tiny_run("quickstart_grpo", tmp_path, tiny), override]
+    with pytest.raises(OpenSearchError, match=message) as caught:
+        build(compose_config(overrides))
+    assert "\n" not in str(caught.value)
+
+
+def test_experiment_of_ones_own_builds_on_one_that_ships(tmp_path: Path) -> None:
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text(
+        "# @package _global_\ndefaults: [quickstart_grpo]\nname: mine\nreward: {alpha: 0.5}\n"
+    )
+    config = compose_config(["experiment=mine"], extra_dir=tmp_path)
+    assert config["run_dir"] == "runs/mine"
+    assert config["reward"]["alpha"] == 0.5
+    assert config["module"]["_target_"].endswith("FatalAwareGRPO")
+
+
+def test_table_4_and_5() -> None:
+    """The values of the paper that the two large experiments claim to carry."""
+    sft, grpo = (compose_config([f"experiment={name}"]) for name in ("sft_8b", "grpo_8b"))
+    assert sft["module"]["optimizer"]["lr"] == 2e-5
+    assert (sft["module"]["schedule"], sft["module"]["warmup_ratio"]) == ("cosine", 0.1)
+    assert sft["data"]["max_length"] == 32_000
+    assert sft["trainer"]["num_nodes"] * sft["trainer"]["devices"] * sft["data"]["batch_size"] == 256
+    assert sft["trainer"]["max_steps"] == -(-8 * 36_592 // 256)
+    assert grpo["data"]["prompts_per_step"] == 256
+    assert grpo["module"]["mini_batch_prompts"] == 64
+    assert grpo["module"]["clip"] == [0.2, 0.28]
+    assert (grpo["module"]["advantage"], grpo["module"]["aggregation"]) == ("rloo", "seq-mean-token-sum")
+    assert grpo["module"]["optimizer"]["lr"] == 1e-6
+    rollout = grpo["callbacks"]["rollout_generation"]
+    assert (rollout["temperature"], rollout["top_p"], rollout["val_top_p"]) == (0.7, 1.0, 0.95)
+    assert (rollout["group_size"], rollout["max_response_tokens"], rollout["fatal_k"]) == (8, 70_000, 3)
+    assert grpo["seed"] == 3407

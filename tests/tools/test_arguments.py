@@ -1,0 +1,157 @@
+import json
+
+import pytest
+from PIL import Image
+
+from opensearch_lightning.errors import DataError, ToolError
+from opensearch_lightning.tools import ImageBook, offline_tools
+from opensearch_lightning.tools.arguments import check_arguments
+from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, CROP, IMAGE_ID
+from opensearch_lightning.types import ErrorKind
+from tests.tools.fakes import book
+
+
+class World:
+    text_index = None
+    image_index = None
+
+
+SCHEMAS = {tool.name: tool.schema for tool in offline_tools(World())}
+BOX = {"image": "img_1", "x": 1, "y": 2, "width": 3, "height": 4}
+
+
+def check(tool, arguments, images=None):
+    return check_arguments(SCHEMAS[tool], arguments, ARGUMENT_ALIASES[tool], images or book())
+
+
+def refused(tool, arguments):
+    with pytest.raises(ToolError) as caught:
+        check(tool, arguments)
+    return caught.value.kind, caught.value.message
+
+
+def test_wire_names_and_arguments_of_the_recipe():
+    def parameters(name):
+        function = SCHEMAS[name]["function"]
+        return set(function["parameters"]["properties"]), set(function["parameters"]["required"])
+
+    assert list(SCHEMAS) == [
+        "text_search", "image_search", "layout_parsing", "crop", "sharpen", "super_resolution", "perspective_correct",
+    ]  # fmt: skip
+    assert parameters("text_search") == ({"q", "hl", "top_k"}, {"q"})
+    assert parameters("image_search") == ({"url", "top_k"}, {"url"})
+    assert parameters("layout_parsing") == (
+        {"image", "use_chart_recognition", "use_doc_orientation_classify"},
+        {"image"},
+    )
+    assert parameters("crop") == (set(BOX), set(BOX))
+    assert parameters("sharpen") == ({"image", "amount"}, {"image"})
+    assert parameters("super_resolution") == ({"image", "scale"}, {"image"})
+    assert parameters("perspective_correct") == ({"image"}, {"image"})
+    assert all(schema["type"] == "function" and json.dumps(schema) for schema in SCHEMAS.values())
+
+
+def test_defaults_of_the_recipe():
+    assert check("text_search", {"q": "x"}).values == {"q": "x", "hl": "en", "top_k": 5}
+    assert check("sharpen", {"image": "img_1"}).values == {"image": "img_1", "amount": 1.5}
+    assert check("super_resolution", {"image": "img_1"}).values == {"image": "img_1", "scale": 4}
+    assert check("layout_parsing", {"image": "img_1"}).values == {
+        "image": "img_1", "use_chart_recognition": False, "use_doc_orientation_classify": False,
+    }  # fmt: skip
+
+
+def test_aliases():
+    assert check("text_search", {"query": "x", "lang": "zh"}).values == {"q": "x", "hl": "zh", "top_k": 5}
+    assert check("image_search", {"image": "img_1"}).values["url"] == "img_1"
+    assert check("crop", {**BOX, "url": "img_1"}).values == BOX
+    assert refused("text_search", {"q": "a", "query": "b"}) == (
+        ErrorKind.INVALID_ARGUMENT, 'q is given twice, as "a" and "b".',
+    )  # fmt: skip
+
+
+def test_numbers_one_way_or_the_other_are_equal():
+    checked = check("crop", {**BOX, "x": 1.0, "y": 2.5})
+    assert checked.values == {**BOX, "x": 1, "y": 2.5}
+    assert json.dumps(checked.values) == json.dumps({**BOX, "y": 2.5})
+    assert check("super_resolution", {"image": "img_1", "scale": 2.0}).values["scale"] == 2
+
+
+@pytest.mark.parametrize(
+    "value", [None, "10%", "10", float("nan"), float("inf"), -float("inf"), True, [1], {"a": 1}, 10**400, 1e300]
+)
+def test_no_numbers(value):
+    kind, message = refused("crop", {**BOX, "x": value})
+    assert kind is ErrorKind.INVALID_ARGUMENT
+    assert message.startswith("x must be a number, not ")
+    assert len(message) < 80
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("crop", {**BOX, "width": -5}, "width must be above 0, not -5."),
+        ("crop", {**BOX, "height": 0}, "height must be above 0, not 0."),
+        ("crop", {"image": "img_1", "x": 1, "y": 2, "width": 3}, "height is missing."),
+        ("crop", {**BOX, "image": ["img_1"]}, 'image must be a string, not ["img_1"].'),
+        ("crop", {**BOX, "image": None}, "image must be a string, not null."),
+        ("crop", {}, "image is missing."),
+        ("text_search", {"q": "  "}, "q is empty."),
+        ("text_search", {"q": ["a"]}, 'q must be a string, not ["a"].'),
+        ("text_search", {"q": "\ud800"}, "q holds half a character."),
+        ("text_search", {"q": "x", "top_k": 0}, "top_k must be at least 1, not 0."),
+        ("text_search", {"q": "x", "top_k": 2.5}, "top_k must be a whole number, not 2.5."),
+        ("text_search", {"q": "x", "top_k": 1000}, "top_k must be at most 20, not 1000."),
+        ("layout_parsing", {"image": "img_1", "use_chart_recognition": 1},
+         "use_chart_recognition must be true or false, not 1."),
+        ("super_resolution", {"image": "img_1", "scale": 400}, "scale must be at most 4, not 400."),
+    ],
+)  # fmt: skip
+def test_invalid_arguments(tool, arguments, message):
+    assert refused(tool, arguments) == (ErrorKind.INVALID_ARGUMENT, message)
+
+
+@pytest.mark.parametrize(
+    "name", ["img_2", "img_0", "IMG_1", "", "/etc/passwd", "file:///etc/passwd", "http://127.0.0.1/x.png", "img_01"]
+)
+def test_images_go_by_id_only(name):
+    kind, message = refused("sharpen", {"image": name})
+    assert kind is ErrorKind.UNKNOWN_IMAGE
+    assert "known: img_1" in message
+
+
+def test_unknown_arguments_are_told():
+    checked = check("text_search", {"q": "x", "meta": {"a": {}}})
+    assert checked.ignored == ("meta",)
+    assert "meta" not in checked.values
+
+
+def test_image_arguments_are_marked():
+    assert CROP["function"]["parameters"]["properties"]["image"]["format"] == IMAGE_ID
+
+
+def test_book_names_in_order_and_lists_them():
+    images = ImageBook()
+    with pytest.raises(ToolError, match="there are no images"):
+        images.get("img_1")
+    assert images.next_name == "img_1"
+    assert [images.add(Image.new("RGB", (2, 2))) for _ in range(3)] == ["img_1", "img_2", "img_3"]
+    assert len(images) == 3
+    with pytest.raises(ToolError, match="known: img_1 to img_3"):
+        images.get("img_9")
+
+
+def test_book_makes_rgb_of_everything(tmp_path):
+    images = ImageBook()
+    clear = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    clear.save(tmp_path / "clear.png")
+    images.add((tmp_path / "clear.png").read_bytes())
+    images.add(Image.new("L", (4, 4), 7))
+    assert images.get("img_1").getpixel((0, 0)) == (255, 255, 255)
+    assert images.get("img_2").getpixel((0, 0)) == (7, 7, 7)
+    with pytest.raises(DataError, match="img_3 cannot be read"):
+        images.add(b"no image")
+
+
+def test_digest_is_of_the_content():
+    images = book(Image.new("RGB", (4, 2), "red"), Image.new("RGB", (4, 2), "red"), Image.new("RGB", (2, 4), "red"))
+    assert images.digest("img_1") == images.digest("img_2") != images.digest("img_3")

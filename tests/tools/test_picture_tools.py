@@ -1,0 +1,151 @@
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+from opensearch_lightning.errors import ToolError
+from opensearch_lightning.tools.picture_tools import (
+    crop,
+    find_quadrilateral,
+    order_corners,
+    perspective_correct,
+    rectify,
+    sharpen,
+    super_resolution,
+)
+from opensearch_lightning.types import ErrorKind
+from tests.tools.pictures import askew, sign
+
+
+@pytest.fixture
+def picture():
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 100, 3), np.uint8))
+
+
+def test_crop_cuts_exactly_the_box(picture):
+    output = crop(picture, 10, 20, 30, 40)
+    assert output.note is None
+    assert np.array_equal(np.asarray(output.image), np.asarray(picture)[20:60, 10:40])
+
+
+@pytest.mark.parametrize(
+    ("box", "size", "corner"),
+    [
+        ((90, 70, 50, 50), (10, 10), (90, 70)),
+        ((-10, -10, 50, 50), (40, 40), (0, 0)),
+        ((-5, -5, 500, 500), (100, 80), (0, 0)),
+        ((10.4, 20.4, 30.2, 40.2), (31, 41), (10, 20)),
+    ],
+)
+def test_crop_clips_and_says_so(picture, box, size, corner):
+    output = crop(picture, *box)
+    assert output.image.size == size
+    assert output.image.getpixel((0, 0)) == picture.getpixel(corner)
+    assert (output.note is not None) == (box[0] in (90, -10, -5))
+    if output.note:
+        assert "clipped" in output.note
+        assert "100x80" in output.note
+
+
+@pytest.mark.parametrize("box", [(500, 500, 50, 50), (-60, 0, 50, 50), (100, 0, 5, 5), (0, 0, 0.2, 10)])
+def test_crop_outside_is_an_error_that_tells_the_size(picture, box):
+    with pytest.raises(ToolError, match="100x80") as caught:
+        crop(picture, *box)
+    assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
+
+
+def test_crop_to_a_line_is_refused():
+    with pytest.raises(ToolError, match="only a line"):
+        crop(Image.new("RGB", (400, 50)), 0, 0, 400, 1)
+
+
+def test_sharpen_is_the_unsharp_mask(picture):
+    pixels = np.asarray(picture).astype(float)
+    blurred = cv2.GaussianBlur(pixels, (0, 0), 3.0)
+    expected = np.clip(2.5 * pixels - 1.5 * blurred, 0, 255)
+    assert np.abs(np.asarray(sharpen(picture, 1.5).image) - expected).max() <= 1
+    assert np.array_equal(np.asarray(sharpen(picture, 0).image), np.asarray(picture))
+
+
+def test_super_resolution_enlarges_and_names_its_means(picture):
+    output = super_resolution(picture, 4)
+    assert output.image.size == (400, 320)
+    assert "Lanczos" in output.text
+    assert output.note is None
+    back = output.image.resize(picture.size, Image.Resampling.BOX)
+    assert np.abs(np.asarray(back).astype(int) - np.asarray(picture)).mean() < 25
+
+
+def test_super_resolution_refuses_the_huge():
+    with pytest.raises(ToolError, match="3000x2000 pixels is too large for scale 4"):
+        super_resolution(Image.new("RGB", (3000, 2000)), 4)
+
+
+def test_corners_of_a_diamond_are_four_and_not_mirrored():
+    diamond = [(0, 50), (50, 0), (100, 50), (50, 100)]
+    for shuffled in (diamond, diamond[::-1], [diamond[2], diamond[0], diamond[3], diamond[1]]):
+        ordered = order_corners(np.array(shuffled))
+        assert len({tuple(corner) for corner in ordered.tolist()}) == 4
+        assert ordered.tolist() == [[50, 0], [100, 50], [50, 100], [0, 50]]
+
+
+def test_corners_start_top_left_and_run_clockwise():
+    ordered = order_corners(np.array([[90, 75], [5, 70], [95, 3], [2, 1]]))
+    assert ordered.tolist() == [[2, 1], [95, 3], [90, 75], [5, 70]]
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_rectified_diamond_keeps_its_sense_of_rotation(grey):
+    # Quarters of the diamond, clockwise from its top: 40, 100, 160, 220.
+    pixels = np.zeros((101, 101), np.uint8)
+    for value, corners in zip(
+        (40, 100, 160, 220),
+        ([(50, 0), (75, 25), (50, 50), (25, 25)], [(100, 50), (75, 75), (50, 50), (75, 25)],
+         [(50, 100), (25, 75), (50, 50), (75, 75)], [(0, 50), (25, 25), (50, 50), (25, 75)]),
+        strict=True,
+    ):  # fmt: skip
+        cv2.fillPoly(pixels, [np.array(corners)], value)
+    source = pixels if grey else np.dstack([pixels] * 3)
+    upright = rectify(source, np.array([(0, 50), (50, 0), (100, 50), (50, 100)]))
+    assert upright.shape[:2] == (71, 71)
+    gray = upright if grey else upright[:, :, 0]
+    assert [int(gray[y, x]) for y, x in ((15, 15), (15, 55), (55, 55), (55, 15))] == [40, 100, 160, 220]
+
+
+def test_perspective_is_corrected_and_reads_differently_from_the_fallback():
+    board = Image.new("RGB", (192, 96), "navy")
+    board.paste("yellow", (10, 10, 60, 40))  # top left only: a mirror image would show
+    output = perspective_correct(askew(board, 0.3))
+    assert output.note is None
+    assert output.text == "Perspective corrected."
+    upright = output.image.resize((192, 96))
+    assert upright.getpixel((35, 25))[2] < 60  # yellow
+    assert upright.getpixel((150, 25))[0] < 60  # navy
+    assert upright.getpixel((35, 75))[0] < 60
+    corner = np.asarray(output.image)[3:-3, 3:-3]
+    assert (np.abs(corner.astype(int) - [150, 160, 150]).sum(axis=2) < 30).mean() < 0.02  # no ground left
+
+    plain = Image.new("RGB", (50, 40), "grey")
+    fallback = perspective_correct(plain)
+    assert fallback.image is plain
+    assert "unchanged" in fallback.note
+    assert fallback.text == ""
+
+
+def test_grey_and_round_things():
+    grey = np.asarray(askew(sign("Lindal"), 0.2).convert("L"))
+    assert find_quadrilateral(grey) is not None
+    disc = np.zeros((100, 100), np.uint8)
+    cv2.circle(disc, (50, 50), 40, 255, -1)
+    assert find_quadrilateral(disc) is None
+    small = np.zeros((100, 100), np.uint8)
+    small[10:30, 10:30] = 255
+    assert find_quadrilateral(small) is None
+    assert find_quadrilateral(np.zeros((1, 1), np.uint8)) is None
+
+
+def test_diamond_is_found():
+    pixels = np.zeros((140, 140), np.uint8)
+    cv2.fillPoly(pixels, [np.array([(20, 70), (70, 20), (120, 70), (70, 120)])], 255)
+    corners = order_corners(find_quadrilateral(pixels))
+    assert np.abs(corners - [[70, 20], [120, 70], [70, 120], [20, 70]]).max() <= 4
