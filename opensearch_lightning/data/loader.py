@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Generic, Protocol, TypeVar
 
 import lightning as L
+import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -33,8 +34,14 @@ class EndlessLoader(Generic[T_co]):
         self._source, self._start, self._num_workers = source, start, num_workers
 
     def __iter__(self) -> Iterator[T_co]:
-        stream = _Stream(self._source, self._start())
-        return iter(DataLoader(stream, batch_size=None, num_workers=self._num_workers, collate_fn=_as_is))
+        loader = DataLoader(
+            _Stream(self._source, self._start()),
+            batch_size=None,
+            num_workers=self._num_workers,
+            collate_fn=_as_is,
+            generator=torch.Generator(),  # a resumed run must not draw from the global one again
+        )
+        return iter(loader)
 
 
 class _Stream(IterableDataset[Any]):

@@ -2,21 +2,14 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from opensearch_lightning.chat import ChatRenderer, TokenizedSample
-from opensearch_lightning.data.drops import DropReason, DropReport
 from opensearch_lightning.data.rows import sft_row
 from opensearch_lightning.data.shards import ShardReader
-from opensearch_lightning.errors import RenderError
 from opensearch_lightning.types import ImageInput
-
-_log = logging.getLogger(__name__)
 
 
 class SampleSource:
@@ -68,39 +61,16 @@ class SampleSource:
         """Id of row ``index``."""
         return str(self._reader[index][0]["id"])
 
-    def measure(self, *, max_length: int, max_dropped: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Tokens of every row that can be used.
-
-        Args:
-            max_length: tokens that a row may have; a longer one is dropped whole, never cut.
-            max_dropped: largest fraction of dropped rows that is accepted.
-
-        Returns:
-            Indices of the usable rows, and their lengths.
-
-        Raises:
-            DataError: too many rows are unusable; the message names them.
-        """
-        report = DropReport("SFT shards", limit=max_dropped)
-        rows, lengths = [], []
-        for index in range(len(self)):
-            try:
-                length = len(self.sample(index).token_ids)
-            except RenderError as error:
-                _log.warning("row %s cannot be used: %s", self.name(index), error)
-                report.drop(DropReason.BROKEN_IMAGE, self.name(index))
-                continue
-            if length > max_length:
-                report.drop(DropReason.TOO_LONG, f"{self.name(index)}: {length} tokens")
-                self._forget(index)
-                continue
-            report.kept += 1
-            rows.append(index)
-            lengths.append(length)
-        report.check()
-        if report.n_dropped:
-            _log.warning("%s", report)
-        return np.array(rows), np.array(lengths)
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all that the tokens are a function of: rows, processor, tools."""
+        parts = [
+            self._reader.digest,
+            self._processor.tokenizer.backend_tokenizer.to_str(),
+            self._processor.image_processor.to_json_string(),
+            str(self._render_tools),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def _renderer_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
         key = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest() if tools else ""
@@ -115,7 +85,3 @@ class SampleSource:
                 token_ids=sample.token_ids, step_ids=sample.step_ids, images=no_images
             )
             self._room -= len(sample.token_ids)
-
-    def _forget(self, index: int) -> None:
-        if (sample := self._samples.pop(index, None)) is not None:
-            self._room += len(sample.token_ids)

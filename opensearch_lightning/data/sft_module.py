@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opensearch_lightning.chat import ModelBatch, TokenizedSample, collate
+from opensearch_lightning.data.lengths import Lengths, measure, usable
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import LengthOrder, Rows
 from opensearch_lightning.data.samples import SampleSource
@@ -36,8 +37,10 @@ class SearchVLSFTDataModule(ResumableDataModule):
         render_tools: put a row's tool schemas into its system turn, as the chat template does. Set it false for a
             system prompt that describes the tools itself.
         window: batches that are sorted by length together.
-        num_workers: processes that make batches ahead.
+        num_workers: processes that make batches ahead, and that measure the rows at the start.
         cached_tokens: how many tokens are kept in memory rather than rendered again.
+        lengths_dir: folder in which the rows' lengths are kept from one start to the next, and for the other ranks
+            of a node. Large corpora take minutes to measure.
 
     Raises:
         DataError: from ``setup``, when shards are missing or too many rows are unusable.
@@ -59,6 +62,7 @@ class SearchVLSFTDataModule(ResumableDataModule):
         window: int = 64,
         num_workers: int = 0,
         cached_tokens: int = 64 * 2**20,
+        lengths_dir: Path | str | None = None,
     ) -> None:
         super().__init__()
         self._shards, self._val_shards = shards, val_shards
@@ -67,8 +71,16 @@ class SearchVLSFTDataModule(ResumableDataModule):
         self._seed, self._window, self._num_workers = seed, window, num_workers
         self._max_length, self._max_dropped = max_length, max_dropped
         self._render_tools, self._cached_tokens = render_tools, cached_tokens
+        self._lengths_dir = Path(lengths_dir) if lengths_dir is not None else None
         self._train: _Split | None = None
         self._val: _Split | None = None
+
+    def prepare_data(self) -> None:
+        """Measure the rows on one rank of a node, for all of them."""
+        if self._lengths_dir is not None:
+            for shards in (self._shards, self._val_shards):
+                if shards is not None:
+                    self._measured(shards)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the shards and measure their rows."""
@@ -118,7 +130,7 @@ class SearchVLSFTDataModule(ResumableDataModule):
             "global_batch": self._global_batch,
             "window": self._window,
             "rows": len(split.rows),
-            "shards": split.digest,
+            "tokens": split.source.digest,
         }
 
     def _ready(self) -> "_Split":
@@ -127,18 +139,24 @@ class SearchVLSFTDataModule(ResumableDataModule):
         assert self._train is not None
         return self._train
 
-    def _open(self, shards: Shards) -> "_Split":
-        reader = ShardReader(shards, kind=ShardKind.SFT)
+    def _measured(self, shards: Shards) -> tuple[SampleSource, Lengths]:
         source = SampleSource(
-            reader, self._processor, render_tools=self._render_tools, cached_tokens=self._cached_tokens
+            ShardReader(shards, kind=ShardKind.SFT),
+            self._processor,
+            render_tools=self._render_tools,
+            cached_tokens=self._cached_tokens,
         )
-        rows, lengths = source.measure(max_length=self._max_length, max_dropped=self._max_dropped)
-        return _Split(source, rows, lengths, reader.digest)
+        return source, measure(source, num_workers=self._num_workers, folder=self._lengths_dir)
+
+    def _open(self, shards: Shards) -> "_Split":
+        source, measured = self._measured(shards)
+        rows, lengths = usable(source, measured, max_length=self._max_length, max_dropped=self._max_dropped)
+        return _Split(source, rows, lengths)
 
 
 class _Split:
-    def __init__(self, source: SampleSource, rows: Rows, lengths: Rows, digest: str) -> None:
-        self.source, self.rows, self.lengths, self.digest = source, rows, lengths, digest
+    def __init__(self, source: SampleSource, rows: Rows, lengths: Lengths) -> None:
+        self.source, self.rows, self.lengths = source, rows, lengths
 
     def collate(self, samples: Sequence[TokenizedSample]) -> ModelBatch:
         renderer = self.source.renderer

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from opensearch_lightning.chat import ModelBatch
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import forbidden_token_ids, policy_logprobs
+from opensearch_lightning.modules.accumulation import accumulate
 from opensearch_lightning.modules.optim import Schedule, adamw, warmup_schedule
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ class AgenticSFT(L.LightningModule):
         warmup_ratio: warm-up as a fraction of all updates.
         total_steps: updates of the whole training; the Trainer's ``max_steps`` by default.
         micro_batch: rows of one forward and backward pass; ``None`` takes the batch whole.
-        max_grad_norm: limit of the global gradient norm, ``None`` for none.
+        max_grad_norm: limit of the global gradient norm, ``None`` for none; DeepSpeed wants it in its own config.
 
     Raises:
-        ConfigurationError: ``micro_batch`` below 1; at the start of training, a schedule without an end.
+        ConfigurationError: ``micro_batch`` below 1; at the start of training, a schedule without an end, or a limit of
+            the gradient norm under a strategy that clips itself (DeepSpeed).
     """
 
     def __init__(
@@ -94,8 +96,13 @@ class AgenticSFT(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_fit_start(self) -> None:
-        """Checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
+        """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
         self.policy.train()
+        if self.trainer.strategy.handles_gradient_accumulation and self.max_grad_norm is not None:
+            raise ConfigurationError(
+                f"{type(self.trainer.strategy).__name__} holds the gradients itself: set max_grad_norm to null (now "
+                f"{self.max_grad_norm}) and gradient_clipping in the strategy's config."
+            )
 
     def training_step(self, batch: ModelBatch, batch_idx: int) -> None:
         """One update."""
@@ -105,9 +112,10 @@ class AgenticSFT(L.LightningModule):
         # Data parallel strategies average gradients over the ranks; the sum of losses is wanted.
         scale = self.trainer.world_size / tokens.clamp(min=1)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for micro in self._micro_batches(batch):
-            part = self._sums(micro)
-            self.manual_backward(part.nll * scale)
+        for micro, context in accumulate(self.trainer, list(self._micro_batches(batch))):
+            with context:
+                part = self._sums(micro)
+                self.manual_backward(part.nll * scale)
             sums += part.stacked().detach()
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm or math.inf)
         optimizer.step()

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from opensearch_lightning.chat import ChatRenderer, ModelBatch
-from opensearch_lightning.data import SearchVLSFTDataModule, write_sft_shards
+from opensearch_lightning.data import SearchVLSFTDataModule, ShardKind, ShardReader, write_sft_shards
+from opensearch_lightning.data.lengths import measure
+from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.errors import ConfigurationError, DataError
 from tests.data.ranks import on_rank
 from tests.data.rows import SYSTEM, answer, call, conversation, picture, row, sft_shards
@@ -178,3 +180,35 @@ def test_turns_without_images(tmp_path: Path) -> None:
     batch = next(iter(module(tmp_path / "s", batch_size=2).train_dataloader()))
     assert batch.pixel_values is None
     assert taught(batch) == [[answer("a")], [answer("a")]]
+
+
+def test_lengths_are_kept_from_one_start_to_the_next(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"lengths_dir": tmp_path / "lengths", "cached_tokens": 0}
+    module(shards, **options).prepare_data()
+    (kept,) = (tmp_path / "lengths").iterdir()
+    expected = first_turns(iter(module(shards).train_dataloader()), 3)
+    render = SampleSource.sample
+    monkeypatch.setattr(SampleSource, "sample", None)  # nothing is rendered
+    data = module(shards, **options)
+    data.setup()
+    monkeypatch.setattr(SampleSource, "sample", render)
+    assert first_turns(iter(data.train_dataloader()), 3) == expected
+    # other tokens have a file of their own
+    module(shards, **options, render_tools=False).setup()
+    assert len(list((tmp_path / "lengths").iterdir())) == 2
+    assert kept.exists()
+
+
+def test_workers_measure_the_same(shards: Path) -> None:
+    orders = [module(shards, num_workers=workers).state_dict() for workers in (0, 2)]
+    assert orders[0] == orders[1]
+    source = SampleSource(ShardReader(shards, kind=ShardKind.SFT), tiny_processor())
+    assert measure(source).tolist() == measure(source, num_workers=2).tolist()
+
+
+def test_reading_leaves_the_global_randomness_alone(shards: Path) -> None:
+    state = torch.get_rng_state()
+    next(iter(module(shards).train_dataloader()))
+    assert torch.equal(state, torch.get_rng_state())

@@ -41,6 +41,8 @@ def test_links_in_prose_have_no_relation_and_furniture_is_left_out():
     assert Link(target="Company", anchor="company") in prose
     assert Link(target="Torvik", anchor="the town") in prose
     assert not any(":" in link.target or not link.target for link in prose)
+    # What stands in the infobox is not told again as prose.
+    assert "Olle Vik" not in {link.target for link in prose}
 
 
 def test_lead_is_plain_and_ends_at_the_first_heading():

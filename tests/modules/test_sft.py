@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -123,7 +125,7 @@ def test_one_update_is_that_of_the_mean_over_all_tokens(expected: dict[str, Any]
 
 
 def test_ranks_share_the_gradient_of_the_whole(expected: dict[str, Any], tmp_path: Path) -> None:
-    # 2 + 3 rows: the ranks have different numbers of tokens, and one has no image
+    # 2 + 3 rows in parts of 2: the ranks have different numbers of tokens and of parts, and one has no image
     shares = [[SAMPLES[1], SAMPLES[4]], [SAMPLES[0], SAMPLES[2], SAMPLES[3]]]
 
     class Shares(Batches):
@@ -140,7 +142,9 @@ def test_ranks_share_the_gradient_of_the_whole(expected: dict[str, Any], tmp_pat
     module = AgenticSFT(
         tiny_policy(), optimizer=sgd, schedule="constant", warmup_ratio=0, max_grad_norm=None, micro_batch=2
     )
-    run = trainer(1, Save(), devices=2, strategy="ddp_fork", use_distributed_sampler=False)
+    # a rank that waits for another in vain gives up in a minute
+    ddp = DDPStrategy(start_method="fork", process_group_backend="gloo", timeout=timedelta(minutes=1))
+    run = trainer(1, Save(), devices=2, strategy=ddp, use_distributed_sampler=False)
     run.fit(module, datamodule=Shares([]))
     for rank in range(2):
         moved, logged = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
@@ -252,13 +256,21 @@ class Endless(Batches):
         return iter(lambda: batch_of(SAMPLES[:1]), None)
 
 
-def test_micro_batches_are_refused_where_they_would_be_wrong() -> None:
-    # DeepSpeed counts backward passes itself
-    module = AgenticSFT(tiny_policy(), optimizer=sgd, schedule="constant", warmup_ratio=0, micro_batch=2)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"micro_batch": 2, "max_grad_norm": None},
+            r"micro_batch = 2 splits a batch of 5 rows.*set micro_batch to null",
+        ),
+        ({"max_grad_norm": 0.5}, r"set max_grad_norm to null \(now 0\.5\) and gradient_clipping in"),
+    ],
+)
+def test_what_would_be_wrong_under_deepspeed_is_refused(options: dict[str, Any], message: str) -> None:
+    # it counts backward passes and holds the gradients itself
+    module = AgenticSFT(tiny_policy(), optimizer=sgd, schedule="constant", warmup_ratio=0, **options)
     run = trainer(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(run.strategy), "handles_gradient_accumulation", property(lambda self: True))
-        with pytest.raises(
-            ConfigurationError, match=r"micro_batch = 2 splits a batch of 5 rows.*set micro_batch to null"
-        ):
+        with pytest.raises(ConfigurationError, match=message):
             run.fit(module, datamodule=Batches([batch_of(SAMPLES)]))

@@ -1,0 +1,94 @@
+"""How many tokens each row has: measured once, kept from one start to the next."""
+
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from opensearch_lightning.data.drops import DropReason, DropReport
+from opensearch_lightning.data.samples import SampleSource
+from opensearch_lightning.errors import RenderError
+
+_log = logging.getLogger(__name__)
+UNUSABLE = -1
+Lengths = NDArray[np.int64]
+
+
+def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None = None) -> Lengths:
+    """Tokens of every row, image tokens counted; ``UNUSABLE`` for one that cannot be rendered.
+
+    Args:
+        source: the rows.
+        num_workers: processes that render; with 0 the source keeps what it rendered.
+        folder: where to keep the result. It is found again for the same rows, processor and tools only.
+    """
+    path = folder / f"lengths-{source.digest[:32]}.json" if folder is not None else None
+    if path is not None and path.exists():
+        return np.array(json.loads(path.read_text()), dtype=np.int64)
+    loader = DataLoader(
+        _Measured(source),
+        batch_size=None,
+        num_workers=num_workers,
+        collate_fn=_as_is,
+        generator=torch.Generator(),  # the global one stays as it is, whether or not the result was kept
+    )
+    lengths = np.fromiter(loader, dtype=np.int64, count=len(source))
+    if path is not None:
+        _write(path, lengths)
+    return lengths
+
+
+def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropped: float) -> tuple[Lengths, Lengths]:
+    """Leave out the rows that cannot be rendered or are too long; those are dropped whole, never cut.
+
+    Returns:
+        Indices of the usable rows, and their lengths.
+
+    Raises:
+        DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
+    """
+    report = DropReport("SFT shards", limit=max_dropped)
+    for index in np.flatnonzero(lengths == UNUSABLE):
+        report.drop(DropReason.BROKEN_IMAGE, source.name(int(index)))
+    for index in np.flatnonzero(lengths > max_length):
+        report.drop(DropReason.TOO_LONG, f"{source.name(int(index))}: {lengths[index]} tokens")
+    rows = np.flatnonzero((lengths != UNUSABLE) & (lengths <= max_length))
+    report.kept = len(rows)
+    report.check()
+    if report.n_dropped:
+        _log.warning("%s", report)
+    return rows, lengths[rows]
+
+
+class _Measured(Dataset[int]):
+    def __init__(self, source: SampleSource) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> int:
+        try:
+            return len(self._source.sample(index).token_ids)
+        except RenderError as error:
+            _log.warning("row %s cannot be used: %s", self._source.name(index), error)
+            return UNUSABLE
+
+
+def _as_is(length: Any) -> Any:
+    return length
+
+
+def _write(path: Path, lengths: Lengths) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Ranks may write at once; each replaces the file by the same content.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+        json.dump(lengths.tolist(), file)
+    os.replace(file.name, path)
