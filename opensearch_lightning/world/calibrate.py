@@ -23,7 +23,7 @@ ReadText = Callable[[Image.Image], str]
 # Defaults of the tools: the agent's call needs no more than the image.
 _AMOUNT = 1.5
 _SCALE = 4
-_BLUR_SIGMAS = (2.0, 2.25, 2.5, 2.75, 3.0, 3.25, 3.5, 4.0)
+_BLUR_SIGMAS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 2.75, 3.0)
 _SHRINK_FACTORS = (2.0, 2.5, 3.0)
 _SKEW_STRENGTHS = (0.3, 0.4, 0.2)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from opensearch_lightning.data import SearchVLRLDataModule, SearchVLSFTDataModule
 from opensearch_lightning.errors import ConfigurationError
@@ -114,21 +115,20 @@ def test_limited_epochs_do_not_start_over(make: Make) -> None:
 def test_loaders_asked_for_early_do_not_shift_the_order(make: Make, tmp_path: Path) -> None:
     class Early(Recorder):
         def configure_optimizers(self) -> Any:
-            # sets up the loaders before Lightning has restored its counters
-            assert self.trainer.estimated_stepping_batches == N
+            # with a limit of epochs this sets up the loaders, before Lightning has restored its counters
+            assert self.trainer.estimated_stepping_batches == self.trainer.max_steps
             return super().configure_optimizers()
 
-    def fit_early(max_steps: int, *callbacks: L.Callback, ckpt_path: Path | None = None) -> Recorder:
+    def fit_early(saving: ModelCheckpoint, ckpt_path: Path | None = None) -> Recorder:
         module = Early()
-        run = trainer(max_steps, *callbacks)
-        run.fit_loop.epoch_loop.max_steps = N  # what the estimate says
+        run = trainer(N, saving, max_epochs=99)
         run.fit(module, datamodule=make(), ckpt_path=ckpt_path, weights_only=False)
         return module
 
-    expected = fit_early(N, checkpoints(tmp_path, every_n_train_steps=2)).trained
-    resumed = fit_early(N, checkpoints(tmp_path / "again", every_n_train_steps=2), ckpt_path=tmp_path / "4.ckpt")
+    expected = fit_early(checkpoints(tmp_path / "1", every_n_train_steps=2)).trained
+    resumed = fit_early(checkpoints(tmp_path / "2", every_n_train_steps=2), tmp_path / "1" / "4.ckpt")
     assert resumed.trained == expected[4:]
-    again = fit_early(N, ckpt_path=tmp_path / "again" / "6.ckpt")
+    again = fit_early(checkpoints(tmp_path / "3"), tmp_path / "2" / "6.ckpt")
     assert again.trained == expected[6:]
 
 

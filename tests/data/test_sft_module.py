@@ -143,7 +143,7 @@ def test_unreadable_image_shape_is_dropped(tmp_path: Path) -> None:
 
 
 def test_validation_reads_every_row_once(shards: Path) -> None:
-    for world_size, size in ((1, 5), (2, 5), (2, 3), (5, 4)):
+    for world_size, size in ((1, 5), (2, 5), (2, 3), (5, 1)):
         taken: Counter[str] = Counter()
         numbers = set()
         for rank in range(world_size):

@@ -63,6 +63,7 @@ def checkpoints(folder: Path, **options: Any) -> ModelCheckpoint:
 def trainer(max_steps: int, *callbacks: L.Callback, **options: Any) -> L.Trainer:
     """A silent Trainer that counts steps."""
     settings: dict[str, Any] = {
+        "max_epochs": -1,
         "accelerator": "cpu",
         "devices": 1,
         "logger": False,
@@ -72,4 +73,4 @@ def trainer(max_steps: int, *callbacks: L.Callback, **options: Any) -> L.Trainer
         "num_sanity_val_steps": 0,
         "check_val_every_n_epoch": None,
     }
-    return L.Trainer(max_steps=max_steps, max_epochs=-1, callbacks=list(callbacks), **{**settings, **options})
+    return L.Trainer(max_steps=max_steps, callbacks=list(callbacks), **{**settings, **options})

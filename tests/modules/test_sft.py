@@ -191,8 +191,11 @@ def test_validation_is_the_mean_over_all_batches() -> None:
         loss, accuracy, tokens = reference(tiny_policy(), SAMPLES)
     assert logged["val/loss"] == pytest.approx(float(loss) / tokens, rel=1e-5)
     assert logged["val/token_accuracy"] == pytest.approx(accuracy)
-    # a second pass starts anew
-    assert run.validate(module, datamodule=Batches([], held_out), verbose=False) == [pytest.approx(logged)]
+    # another pass starts anew
+    with torch.no_grad():
+        loss, accuracy, tokens = reference(tiny_policy(), SAMPLES[:1])
+    (logged,) = run.validate(module, datamodule=Batches([], held_out[:1]), verbose=False)
+    assert logged["val/loss"] == pytest.approx(float(loss) / tokens, rel=1e-5)
 
 
 def data_module(shards: Path, **options: Any) -> SearchVLSFTDataModule:

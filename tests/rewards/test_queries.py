@@ -58,6 +58,9 @@ def test_signal_counts_what_came_back() -> None:
     assert quality(text("mayor Velmora", f"{hit}\n\n{noise}\n{noise}", hits=3)).signal == pytest.approx(1 / 3)
     assert quality(text("mayor Velmora", "No results.", hits=0)).signal == 0.0
     assert quality(text("mayor Velmora", hit, hits=1), image(hits=0)).signal == 0.5
+    # half of the query's words make a line a signal, fewer do not
+    assert quality(text("mayor Velmora", "Velmora: a town\nTarn: a river")).signal == 0.5
+    assert quality(text("mayor Velmora castle", "Velmora: a town")).signal == 0.0
     # infrastructure errors are left out of the mean, the policy's own are not
     assert quality(text("mayor Velmora", hit), text("x", error=ErrorKind.TIMEOUT)).signal == 1.0
     assert quality(text("mayor Velmora", hit), text("x", error=ErrorKind.INVALID_ARGUMENT)).signal == 0.5
