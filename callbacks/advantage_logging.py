@@ -13,6 +13,8 @@ from opensearch_lightning.errors import ConfigurationError
 class ClampedAdvantageLogging(L.Callback):
     """After each training step: fraction of rows clamped, the clamp's bias, pre-clamp advantages of both kinds.
 
+    Fraction and bias are 0 where the module does not clamp.
+
     Reads ``pl_module.last_advantages``, which :class:`~opensearch_lightning.modules.FatalAwareGRPO` sets.
     """
 
@@ -25,7 +27,8 @@ class ClampedAdvantageLogging(L.Callback):
             )
         raw, fatal, valid = record.raw, record.is_fatal & record.valid, record.valid
         voters = max(1, int(valid.sum()))
-        bias = clamp_bias(raw, record.is_fatal, record.group_ids, valid_B=valid)
+        clamped = record.is_fatal & bool(pl_module.clamp_fatal)
+        bias = clamp_bias(raw, clamped, record.group_ids, valid_B=valid)
         groups = record.group_ids[valid].unique().tolist()
         equal = sum(bool((raw[(record.group_ids == group) & valid] == 0).all()) for group in groups)
         figures = {

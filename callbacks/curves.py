@@ -9,34 +9,47 @@ from typing import Any
 import lightning as L
 
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.types import RolloutBatch, StopReason, Trajectory
+from opensearch_lightning.types import RolloutBatch, StopReason, Trajectory, TrajectoryGroup
 
 
-def rollout_figures(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over the trajectories of a batch; reward parts over those that have a reward."""
-    n = max(1, len(trajectories))
+Figures = tuple[dict[str, float], int]
+"""Means by name, and the number of trajectories they were taken over; of none they say nothing."""
+
+
+def rollout_figures(trajectories: Sequence[Trajectory]) -> tuple[Figures, Figures]:
+    """Means of the reward parts over the trajectories that have a reward, and of the other figures over all.
+
+    ``accuracy`` is ``reward_accuracy`` under the name that validation and reports go by.
+    """
     rewards = [t.reward for t in trajectories if t.reward is not None]
-    scored = max(1, len(rewards))
-    stops = Counter(t.stop_reason for t in trajectories)
-    figures = {
-        "reward": sum(r.total for r in rewards) / scored,
-        "reward_format": sum(r.format for r in rewards) / scored,
-        "reward_accuracy": sum(r.accuracy for r in rewards) / scored,
-        "reward_query": sum(r.query for r in rewards) / scored,
-        "accuracy": sum(r.accuracy for r in rewards) / scored,
-        "turns": sum(len(t.steps) for t in trajectories) / n,
-        "tool_calls": sum(t.n_tool_turns for t in trajectories) / n,
-        "fatal_fraction": sum(t.is_fatal for t in trajectories) / n,
-        "invalid_fraction": 1 - len(rewards) / n,
-        "sampled_tokens": sum(float((t.step_ids >= 0).sum()) for t in trajectories) / n,
+    scores = {
+        "reward": _mean([r.total for r in rewards]),
+        "reward_format": _mean([r.format for r in rewards]),
+        "reward_accuracy": _mean([r.accuracy for r in rewards]),
+        "reward_query": _mean([r.query for r in rewards]),
+        "accuracy": _mean([r.accuracy for r in rewards]),
     }
-    for reason in StopReason:
-        figures[f"stop/{reason}"] = stops[reason] / n
-    return figures
+    stops = Counter(t.stop_reason for t in trajectories)
+    runs = {
+        "turns": _mean([len(t.steps) for t in trajectories]),
+        "tool_calls": _mean([t.n_tool_turns for t in trajectories]),
+        "fatal_fraction": _mean([t.is_fatal for t in trajectories]),
+        "invalid_fraction": _mean([t.reward is None for t in trajectories]),
+        "sampled_tokens": _mean([int((t.step_ids >= 0).sum()) for t in trajectories]),
+        **{f"stop/{reason}": stops[reason] / max(1, len(trajectories)) for reason in StopReason},
+    }
+    return (scores, len(rewards)), (runs, len(trajectories))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 class ToolUseCurves(L.Callback):
     """Logs ``train/…``, ``val_greedy/…`` and ``val_sampled/…`` curves; reward, accuracy and turns in the progress bar.
+
+    A batch in which no trajectory was scored logs neither reward nor accuracy, and one that lost all its rollouts only
+    how many those were: a failing judge or engine never looks like a policy that got worse.
 
     Args:
         prefix: of training figures; validation figures carry the name of their split.
@@ -44,25 +57,20 @@ class ToolUseCurves(L.Callback):
 
     def __init__(self, prefix: str = "train") -> None:
         self.prefix = prefix
-        self._validation: dict[str, list[Trajectory]] = {}
+        self._validation: dict[str, list[TrajectoryGroup]] = {}
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Log the figures of the batch that is about to be trained on."""
-        trajectories = _trajectories(batch)
-        figures = rollout_figures(trajectories)
-        lost = sum(group.n_lost for group in batch.groups)
-        figures["lost_rollouts"] = float(lost)
-        for name, value in figures.items():
-            pl_module.log(
-                f"{self.prefix}/{name}",
-                value,
-                prog_bar=name in ("reward", "accuracy", "turns"),
-                on_step=True,
-                on_epoch=False,
-                batch_size=len(trajectories),
-            )
+        groups = _filled(batch)
+        for figures, count in rollout_figures(_trajectories(groups)):
+            for name, value in figures.items() if count else ():
+                shown = name in ("reward", "accuracy", "turns")
+                pl_module.log(
+                    f"{self.prefix}/{name}", value, prog_bar=shown, on_step=True, on_epoch=False, batch_size=count
+                )
+        pl_module.log(f"{self.prefix}/lost_rollouts", _lost(groups), on_step=True, on_epoch=False, batch_size=1)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the last validation."""
@@ -78,18 +86,38 @@ class ToolUseCurves(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Collect: figures are means over all tasks of a split, however they were batched."""
-        self._validation.setdefault(batch.split, []).extend(_trajectories(batch))
+        self._validation.setdefault(batch.split, []).extend(_filled(batch))
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the figures of each split."""
-        for split, trajectories in self._validation.items():
-            for name, value in rollout_figures(trajectories).items():
-                pl_module.log(f"{split}/{name}", value, prog_bar=name == "accuracy", batch_size=len(trajectories))
+        """Log the figures of each split, over the trajectories of all ranks."""
+        for split, groups in self._validation.items():
+            for figures, count in rollout_figures(_trajectories(groups)):
+                # Decided by all ranks together: one that logs what another leaves out would wait for it forever.
+                if not trainer.strategy.reduce_boolean_decision(count > 0, all=False):
+                    continue
+                for name, value in figures.items():
+                    pl_module.log(
+                        f"{split}/{name}",
+                        value,
+                        prog_bar=name == "accuracy",
+                        sync_dist=True,
+                        # A float: Lightning rounds the mean of the ranks' counts down where they are whole numbers.
+                        batch_size=float(count),  # type: ignore[arg-type]
+                    )
+            pl_module.log(f"{split}/lost_rollouts", _lost(groups), sync_dist=True, reduce_fx="sum", batch_size=1)
 
 
-def _trajectories(batch: Any) -> list[Trajectory]:
+def _filled(batch: Any) -> list[TrajectoryGroup]:
     if not isinstance(batch, RolloutBatch) or not batch.groups:
         raise ConfigurationError(
             "ToolUseCurves found no trajectories in the batch; list RolloutGeneration before it in callbacks"
         )
-    return [trajectory for group in batch.groups for trajectory in group.trajectories]
+    return batch.groups
+
+
+def _trajectories(groups: Sequence[TrajectoryGroup]) -> list[Trajectory]:
+    return [trajectory for group in groups for trajectory in group.trajectories]
+
+
+def _lost(groups: Sequence[TrajectoryGroup]) -> float:
+    return float(sum(group.n_lost for group in groups))

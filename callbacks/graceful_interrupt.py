@@ -56,6 +56,10 @@ class GracefulInterrupt(pl.Callback):
         self._stopping = False
         self._previous: Any = None
 
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Forget an earlier fit and how it ended."""
+        self.asked, self._saved, self._stopping = False, None, False
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take over SIGINT. Only the main thread may; elsewhere Ctrl-C stays what it was."""
         # Not earlier: Lightning notes all handlers after on_fit_start and puts those back at its end.

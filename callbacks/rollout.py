@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import lightning as L
 
-from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.rollout import AgentLoop, RolloutEngine, SamplingParams
-from opensearch_lightning.rollout.agent_loop import Reward
+from opensearch_lightning.errors import ConfigurationError, RolloutLost
+from opensearch_lightning.rollout import AgentLoop, Reward, RolloutEngine, SamplingParams
 from opensearch_lightning.tools import ToolExecutor
 from opensearch_lightning.types import ErrorKind, RolloutBatch, TrajectoryGroup
 
@@ -33,7 +32,7 @@ class RolloutGeneration(L.Callback):
         reward: scores each trajectory as it ends.
         group_size: trajectories of one training task.
         fatal_k, fatal_onset, counted_errors: what is fatal; see :class:`~opensearch_lightning.rollout.AgentLoop`.
-        system_prompt, max_turns, max_response_tokens: likewise.
+        system_prompt, render_tools, max_turns, max_response_tokens: likewise.
         max_turn_tokens: tokens of one turn.
         temperature, top_p, top_k: of training rollouts.
         val_top_p: of sampled validation rollouts, at the same temperature; ``val_greedy`` batches are greedy.
@@ -51,6 +50,7 @@ class RolloutGeneration(L.Callback):
         fatal_onset: Literal["first", "threshold"] = "first",
         counted_errors: Collection[str] = tuple(ErrorKind),
         system_prompt: str = DEFAULT_SYSTEM_PROMPT,
+        render_tools: bool = True,
         max_turns: int = 50,
         max_response_tokens: int = 70_000,
         max_turn_tokens: int = 8_192,
@@ -68,6 +68,7 @@ class RolloutGeneration(L.Callback):
             engine,
             executor,
             system_prompt=system_prompt,
+            render_tools=render_tools,
             max_turns=max_turns,
             max_response_tokens=max_response_tokens,
             fatal_k=fatal_k,
@@ -88,6 +89,12 @@ class RolloutGeneration(L.Callback):
         if not hasattr(pl_module, "policy"):
             raise ConfigurationError(
                 f"{type(pl_module).__name__} has no `policy`, to whose weights RolloutGeneration brings the engine"
+            )
+        truncated = self.sampling["train"].top_p < 1 or self.sampling["train"].top_k > 0
+        if truncated and getattr(pl_module, "old_logprobs", None) == "sampling":
+            raise ConfigurationError(
+                "training rollouts with top_p or top_k are not drawn from the distribution that is trained, "
+                "and their ratios are biased; set top_p=1 and top_k=0, or the module's old_logprobs=policy"
             )
         if self._runner is None:
             self._runner = asyncio.Runner()
@@ -114,19 +121,18 @@ class RolloutGeneration(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Roll out the held-out tasks, once each."""
-        self._fill(pl_module, batch, 1, 0, version=trainer.global_step)
+        self._fill(pl_module, batch, 1, 0)
 
-    def _fill(
-        self, pl_module: Any, batch: RolloutBatch, size: int, first_rollout: int, version: int | None = None
-    ) -> float:
+    def _fill(self, pl_module: Any, batch: RolloutBatch, size: int, first_rollout: int) -> float:
         if batch.split not in self.sampling:
             raise ConfigurationError(f"no sampling settings for split {batch.split!r}; known: {sorted(self.sampling)}")
         if self._runner is None:
             raise ConfigurationError("RolloutGeneration has no event loop: setup() comes before the first batch")
         started = time.perf_counter()
-        version = pl_module.global_step if version is None else version
-        self.engine.update_weights(pl_module.policy.named_parameters(), version)
+        self.engine.update_weights(pl_module.policy.named_parameters(), pl_module.global_step)
         batch.groups[:] = self._runner.run(self._roll(batch, size, first_rollout))
+        if not any(group.trajectories for group in batch.groups):
+            raise RolloutLost(f"the engine lost every rollout of {len(batch.tasks)} tasks; its errors stand above")
         return time.perf_counter() - started
 
     async def _roll(self, batch: RolloutBatch, size: int, first_rollout: int) -> list[TrajectoryGroup]:

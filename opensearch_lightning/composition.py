@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -132,20 +133,27 @@ def make(name: str, node: Any, shared: Mapping[str, Any]) -> Any:
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigurationError(f"the setting {name!r} is {node!r}; it must be a mapping with _target_")
     settings = {key: value for key, value in node.items() if key != "_shared_"}
-    arguments = {}
-    for parameter, wanted in (node.get("_shared_") or {}).items():
-        first, *attributes = wanted.split(".")
-        if first not in shared:
-            raise ConfigurationError(
-                f"{name} needs the shared object {first!r}, which this experiment does not build; "
-                f"it builds: {', '.join(shared) or 'none'}"
-            )
-        arguments[parameter] = functools.reduce(getattr, attributes, shared[first])
+    arguments = {key: _from_shared(name, str(path), shared) for key, path in (node.get("_shared_") or {}).items()}
     with _one_line_errors(name):
         factory = instantiate({**settings, "_partial_": True}, _convert_="all")
     _check_arguments(name, factory, arguments)
     with _one_line_errors(name):
         return factory(**arguments)
+
+
+def _from_shared(name: str, path: str, shared: Mapping[str, Any]) -> Any:
+    first, *attributes = path.split(".")
+    if first not in shared:
+        raise ConfigurationError(
+            f"{name} needs the shared object {first!r}, which this experiment does not build; "
+            f"it builds: {', '.join(shared) or 'none'}"
+        )
+    try:
+        return functools.reduce(getattr, attributes, shared[first])
+    except AttributeError as error:
+        raise ConfigurationError(
+            f"{name} needs {path!r} of the shared objects, but {one_line(error)}; mend the path under _shared_"
+        ) from error
 
 
 def _check_arguments(name: str, factory: functools.partial[Any], arguments: Mapping[str, Any]) -> None:
@@ -164,18 +172,14 @@ def _check_arguments(name: str, factory: functools.partial[Any], arguments: Mapp
         ) from error
 
 
-class _one_line_errors:  # noqa: N801 - reads as the statement it is used in
+@contextlib.contextmanager
+def _one_line_errors(name: str) -> Iterator[None]:
     """Turns what goes wrong while a node is built into one line; ``HYDRA_FULL_ERROR=1`` lets it through."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception) or os.environ.get("HYDRA_FULL_ERROR") == "1":
-            return
+    try:
+        yield
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
         cause = error
         while isinstance(cause, InstantiationException) and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
@@ -183,5 +187,5 @@ class _one_line_errors:  # noqa: N801 - reads as the statement it is used in
             raise cause
         what = "" if isinstance(cause, InstantiationException) else f"{type(cause).__name__}: "
         raise ConfigurationError(
-            f"cannot build {self.name}: {what}{one_line(cause)} (HYDRA_FULL_ERROR=1 shows where)"
+            f"cannot build {name}: {what}{one_line(cause)} (HYDRA_FULL_ERROR=1 shows where)"
         ) from error

@@ -37,7 +37,7 @@ CELLS = {
 
 CORES = 2
 ONE_CORE_SLOWDOWN = 1.3
-"""How much longer an SFT step takes on one core than on both; rather too small, so that SFT continued gets more time."""
+"""How much longer an SFT step takes on one core than on both: rather too small, which gives SFT continued more time."""
 
 TITLES = {
     "greedy": "greedy",

@@ -179,12 +179,12 @@ class Trajectory:
     @property
     def response(self) -> str | None:
         """The final answer, or ``None`` when the run was cut before it."""
-        return self.steps[-1].action.response if self.steps else None
+        return self.steps[-1].action.response if self.stop_reason is StopReason.RESPONSE else None
 
     @property
     def n_tool_turns(self) -> int:
         """Steps that asked for a tool, whether or not it worked."""
-        return sum(step.result is not None for step in self.steps)
+        return sum(step.action.kind == "tool_call" for step in self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

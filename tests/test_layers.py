@@ -18,6 +18,7 @@ TOP = 5
 LEVELS = {
     "types": 0,
     "errors": 0,
+    "pictures": 0,
     "algorithms": 0,
     "chat": 1,
     "models": 1,

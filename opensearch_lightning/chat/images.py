@@ -8,9 +8,10 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from opensearch_lightning.errors import RenderError
+from opensearch_lightning.pictures import as_rgb, png_bytes
 from opensearch_lightning.types import ImageInput
 
 if TYPE_CHECKING:
@@ -59,8 +60,8 @@ class ImageEncoder:
     def _prepare(self, image: ImageSource, name: str) -> _Prepared:
         try:
             picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
-            # a camera's rotation is undone, so that coordinates mean the same to the policy and to the tools
-            picture = ImageOps.exif_transpose(picture).convert("RGB")
+            # the pixels that the tools get, so that coordinates and colours mean the same to the policy
+            picture = as_rgb(picture)
         except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise RenderError(f"{name} cannot be read as an image ({error}): give a PNG, JPEG or WebP file") from error
         try:
@@ -68,7 +69,7 @@ class ImageEncoder:
         except ValueError as error:
             raise RenderError(f"{name}, {picture.width}x{picture.height} pixels, cannot be used: {error}") from error
         t, h, w = features["image_grid_thw"][0].tolist()
-        encoded = image if isinstance(image, bytes) else _png(picture)
+        encoded = image if isinstance(image, bytes) else png_bytes(picture)
         return encoded, features["pixel_values"].float(), (t, h, w)
 
     def _lookup(self, key: bytes) -> _Prepared | None:
@@ -94,12 +95,6 @@ def _content_key(image: ImageSource) -> bytes:
     # A palette or transparency entry changes what the same bytes of pixels look like.
     head = repr((image.mode, image.size, image.getpalette(), image.info.get("transparency")))
     return hashlib.blake2b(head.encode() + image.tobytes(), person=b"pixels").digest()
-
-
-def _png(picture: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    picture.save(buffer, format="PNG", compress_level=1)
-    return buffer.getvalue()
 
 
 def _size(prepared: _Prepared) -> int:

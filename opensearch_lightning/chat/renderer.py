@@ -71,6 +71,7 @@ class ChatRenderer:
         tools_in_system: Sequence[Mapping[str, Any]] | None = None,
         image_cache_bytes: int = 256 * 2**20,
     ) -> None:
+        self._processor = processor
         self._tokenizer = processor.tokenizer
         self._encoder = SegmentEncoder(self._tokenizer)
         self._images = ImageEncoder(processor.image_processor, cache_bytes=image_cache_bytes)
@@ -90,12 +91,11 @@ class ChatRenderer:
         """Side of the square of patches that makes one image token."""
         self.vocab_size = len(self._tokenizer)
         """Number of tokens that mean something; a model's output may be wider, and ids from here on are noise."""
-        allowed = {*ACTION_TAGS, IM_END}
-        self.forbidden_ids: tuple[int, ...] = tuple(
-            sorted(i for name, i in self._encoder.control_ids.items() if name not in allowed)
-        )
-        """Control tokens that a policy must not sample: a stray image pad would steal an image."""
         check_template(processor, self._probe_text, self.conversation, tools=self._tools or None)
+
+    def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ChatRenderer:
+        """A renderer of the same processor whose system turns hold these tool schemas."""
+        return ChatRenderer(self._processor, tools_in_system=schemas)
 
     def prompt(self, system: str | None, parts: Sequence[Part], *, first_image: int = 1) -> Rendered:
         """System turn, user turn and the header of the policy's first turn.

@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from opensearch_lightning.data.drops import DropReason, UnusableRow
+from opensearch_lightning.pictures import as_rgb, png_bytes
 
 
 def load_image(source: Any, root: Path | None) -> bytes:
@@ -24,9 +25,7 @@ def load_image(source: Any, root: Path | None) -> bytes:
     if isinstance(source, Mapping):
         source = source.get("bytes") or source.get("path")
     if isinstance(source, Image.Image):
-        buffer = io.BytesIO()
-        source.save(buffer, format="PNG")
-        return buffer.getvalue()
+        return png_bytes(as_rgb(source))
     encoded = _read(source, root) if isinstance(source, str | Path) else source
     if not isinstance(encoded, bytes):
         raise UnusableRow(DropReason.MISSING_IMAGE, f"an image is a path or bytes, got {type(source).__name__}.")

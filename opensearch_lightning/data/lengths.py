@@ -5,7 +5,6 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None =
         _Measured(source),
         batch_size=None,
         num_workers=num_workers,
-        collate_fn=_as_is,
         generator=torch.Generator(),  # the global one stays as it is, whether or not the result was kept
     )
     lengths = np.fromiter(loader, dtype=np.int64, count=len(source))
@@ -80,10 +78,6 @@ class _Measured(Dataset[int]):
         except RenderError as error:
             _log.warning("row %s cannot be used: %s", self._source.name(index), error)
             return UNUSABLE
-
-
-def _as_is(length: Any) -> Any:
-    return length
 
 
 def _write(path: Path, lengths: Lengths) -> None:

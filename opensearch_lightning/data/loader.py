@@ -12,6 +12,10 @@ from opensearch_lightning.errors import ConfigurationError
 
 T_co = TypeVar("T_co", covariant=True)
 
+# What fixes an order, in words for a refused checkpoint; of a digest only that it changed can be told.
+_IN_WORDS = {"global_batch": "world size × batch_size", "rows": "usable rows", "tasks": "usable tasks"}
+_DIGESTS = {"tokens": "the rows, the processor or the tools", "shards": "the tasks in the shards"}
+
 
 class BatchSource(Protocol[T_co]):
     """Makes the batches of one rank by their number."""
@@ -118,9 +122,12 @@ class ResumableDataModule(L.LightningDataModule):
         """
         for name, now in self._order().items():
             if (then := state_dict.get(name)) != now:
+                difference = f"the checkpoint was made with {_IN_WORDS.get(name, name)} = {then!r}, now it is {now!r}"
+                if name in _DIGESTS:
+                    difference = f"{_DIGESTS[name]} changed since the checkpoint was made"
                 raise ConfigurationError(
-                    f"the checkpoint was made with {name} = {then!r}, now it is {now!r}: the order of the data would "
-                    "change. Set it back, or start from the checkpoint's weights alone."
+                    f"{difference}: the order of the data would change. Set it back, or start from the checkpoint's "
+                    "weights alone."
                 )
         self._resumed = state_dict["batches"], self.trainer
 

@@ -11,12 +11,11 @@ from opensearch_lightning.data.drops import DropReason, DropReport
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import EpochOrder, Rows
 from opensearch_lightning.data.rows import rl_task
-from opensearch_lightning.data.shards import ShardKind, ShardReader
+from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.types import RolloutBatch, Task
 
 _log = logging.getLogger(__name__)
-Shards = Path | str | Sequence[Path | str]
 VAL_SPLITS = ("val_greedy", "val_sampled")
 
 

@@ -12,9 +12,8 @@ from opensearch_lightning.data.lengths import Lengths, measure, usable
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import LengthOrder, Rows
 from opensearch_lightning.data.samples import SampleSource
-from opensearch_lightning.data.shards import ShardKind, ShardReader
+from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
 
-Shards = Path | str | Sequence[Path | str]
 
 
 class SearchVLSFTDataModule(ResumableDataModule):

@@ -25,6 +25,7 @@ from opensearch_lightning.errors import DataError
 _META = "shards.json"
 _FORMAT = 1
 Record = tuple[Mapping[str, Any], Sequence[bytes]]
+Shards = Path | str | Sequence[Path | str]
 
 
 class ShardKind(StrEnum):
@@ -128,7 +129,7 @@ class ShardReader:
         DataError: a folder is missing, holds no shards, or shards of another kind.
     """
 
-    def __init__(self, folders: Path | str | Sequence[Path | str], *, kind: ShardKind) -> None:
+    def __init__(self, folders: Shards, *, kind: ShardKind) -> None:
         listed = [folders] if isinstance(folders, Path | str) else list(folders)
         if not listed:
             raise DataError("no shard folder given.")

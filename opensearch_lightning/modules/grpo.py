@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import lightning as L
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from opensearch_lightning.algorithms import (
     Aggregation,
+    Estimator,
+    PolicyLoss,
     clamp_fatal_advantages,
     fatal_loss_mask,
     group_advantages,
@@ -28,6 +30,7 @@ from opensearch_lightning.algorithms import (
 from opensearch_lightning.chat import ModelBatch, collate
 from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.models import policy_logprobs
+from opensearch_lightning.modules.accumulation import accumulate
 from opensearch_lightning.modules.optim import adamw
 from opensearch_lightning.types import NON_FATAL, RolloutBatch, Trajectory
 
@@ -76,7 +79,7 @@ class FatalAwareGRPO(L.LightningModule):
         self,
         policy: nn.Module,
         *,
-        advantage: Literal["grpo", "rloo"] = "grpo",
+        advantage: Estimator = "grpo",
         clamp_fatal: bool = True,
         clip: Sequence[float] = (0.2, 0.28),
         aggregation: Aggregation = "seq-mean-token-mean",
@@ -93,11 +96,19 @@ class FatalAwareGRPO(L.LightningModule):
             raise ConfigurationError(f"clip is {clip!r}; give (low, high) with 0 < low < 1 and high > 0")
         if mini_batch_prompts is not None and mini_batch_prompts < 1:
             raise ConfigurationError(f"mini_batch_prompts is {mini_batch_prompts}; set at least 1, or null for all")
+        for name, value, choices in (
+            ("advantage", advantage, get_args(Estimator)),
+            ("aggregation", aggregation, get_args(Aggregation)),
+        ):
+            if value not in choices:
+                raise ConfigurationError(f"{name} is {value!r}; set one of {', '.join(choices)}")
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ConfigurationError(f"max_grad_norm is {max_grad_norm}; set a norm above 0, or null for no limit")
         if old_logprobs not in ("sampling", "policy"):
             raise ConfigurationError(f'old_logprobs is {old_logprobs!r}; set "sampling" or "policy"')
         self.automatic_optimization = False
         self.policy = policy
-        self.advantage: Literal["grpo", "rloo"] = advantage
+        self.advantage: Estimator = advantage
         self.clamp_fatal = clamp_fatal
         self.clip_low, self.clip_high = float(clip[0]), float(clip[1])
         self.aggregation: Aggregation = aggregation
@@ -128,8 +139,11 @@ class FatalAwareGRPO(L.LightningModule):
         """One GRPO step: advantages over the groups, then one update for each mini-batch of prompts."""
         record = self.last_advantages = self.compute_advantages(batch)
         old = self._old_logprobs(record)
-        for mini_batch in self._mini_batches(record):
-            self._update(record, mini_batch, old)
+        updates = [self._update(record, rows, old) for rows in self._mini_batches(record)]
+        figures = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
+        # before the first update the policy is the one that sampled: what differs from 1 here is engine against trainer
+        figures["train/ratio_max_error"] = updates[0]["train/ratio_max_error"]
+        self.log_dict(figures, on_step=True, on_epoch=False, batch_size=len(record.trajectories))
 
     def validation_step(self, batch: RolloutBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Nothing to compute: the callbacks log what the rollouts of the batch show."""
@@ -170,39 +184,45 @@ class FatalAwareGRPO(L.LightningModule):
         size = self.mini_batch_prompts or n_groups
         for start in range(0, n_groups, size):
             inside = (record.group_ids >= start) & (record.group_ids < start + size) & record.valid
-            yield torch.nonzero(inside).flatten().tolist()
+            rows = torch.nonzero(inside).flatten().tolist()
+            if not rows:
+                raise DataError(
+                    f"no trajectory of {min(size, n_groups)} prompts has a reward, so there is nothing to train on; "
+                    "see why the judge fails (warnings above)"
+                )
+            yield rows
 
-    def _update(self, record: AdvantageRecord, rows: list[int], old: dict[int, Tensor]) -> None:
+    def _update(self, record: AdvantageRecord, rows: list[int], old: dict[int, Tensor]) -> dict[str, float]:
         """One optimizer update over ``rows``, in micro-batches whose gradients add up to the whole's."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         denominator = self._denominator(record, rows)
-        losses, clipped, worst, kept_tokens = 0.0, 0.0, 0.0, 0
-        for micro in self._micro_batches(record, [row for row in rows if self._teaches(record, row)]):
-            loss, statistics = self._micro_batch_loss(record, micro, old, denominator)
-            self.manual_backward(loss)
-            losses += float(loss.detach())
-            clipped += statistics["clipped_tokens"]
-            worst = max(worst, statistics["ratio_max_error"])
-            kept_tokens += int(statistics["kept_tokens"])
+        # every rank makes at least one backward pass: the last one carries the gradients between them
+        micros = list(self._micro_batches(record, [row for row in rows if self._teaches(record, row)])) or [rows[:1]]
+        loss, clipped, kept, worst = 0.0, 0.0, 0.0, 0.0
+        for micro, context in accumulate(self.trainer, micros):
+            with context:
+                result = self._micro_batch_loss(record, micro, old, denominator)
+                # data parallel strategies average gradients over the ranks; their sum is wanted
+                self.manual_backward(result.loss * self.trainer.world_size)
+            loss += float(result.loss.detach())
+            kept += float(result.n_tokens)
+            clipped += float(result.clip_fraction * result.n_tokens)
+            worst = max(worst, float(result.ratio_max_error))
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm or math.inf)
+        lr = optimizer.param_groups[0]["lr"]
         optimizer.step()
         scheduler: Any = self.lr_schedulers()
         if scheduler is not None:
             scheduler.step()
-        self.log_dict(
-            {
-                "train/loss": losses,
-                "train/grad_norm": float(norm),
-                "train/lr": optimizer.param_groups[0]["lr"],
-                "train/clip_fraction": clipped / max(kept_tokens, 1),
-                "train/ratio_max_error": worst,
-                "train/trained_tokens": float(kept_tokens),
-            },
-            on_step=True,
-            on_epoch=False,
-            batch_size=len(rows),
-        )
+        return {
+            "train/loss": loss,
+            "train/grad_norm": float(norm),
+            "train/lr": lr,
+            "train/clip_fraction": clipped / max(kept, 1),
+            "train/ratio_max_error": worst,
+            "train/trained_tokens": kept,
+        }
 
     def _teaches(self, record: AdvantageRecord, row: int) -> bool:
         """Whether a row has a gradient: its advantage is not zero and its mask not empty.
@@ -217,9 +237,10 @@ class FatalAwareGRPO(L.LightningModule):
         return int(((steps >= 0) & (steps < record.kept_steps[row])).sum())
 
     def _denominator(self, record: AdvantageRecord, rows: list[int]) -> float:
-        if self.aggregation == "token-mean":
-            return float(max(1, sum(self._kept_tokens(record, row) for row in rows)))
-        return float(max(1, len(rows)))
+        """Trajectories (or kept tokens) of this update on all ranks."""
+        own = sum(self._kept_tokens(record, row) for row in rows) if self.aggregation == "token-mean" else len(rows)
+        total: Any = self.trainer.strategy.reduce(torch.tensor(float(own), device=self.device), reduce_op="sum")
+        return max(1.0, float(total))
 
     def _micro_batches(self, record: AdvantageRecord, rows: list[int]) -> Iterator[list[int]]:
         """Rows of similar lengths, ``max_tokens_per_micro_batch`` padded tokens at most (one row may exceed it)."""
@@ -235,13 +256,13 @@ class FatalAwareGRPO(L.LightningModule):
 
     def _micro_batch_loss(
         self, record: AdvantageRecord, rows: list[int], old: dict[int, Tensor], denominator: float
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> PolicyLoss:
         samples = [record.trajectories[row] for row in rows]
         batch = self._collate(samples)
         mask_BT = fatal_loss_mask(batch.step_ids, record.kept_steps[rows].to(self.device))
         logprobs_BT, _ = policy_logprobs(self.policy, batch, mask_BT, temperature=_temperature(samples))
         old_BT = nn.utils.rnn.pad_sequence([old[row] for row in rows], batch_first=True).to(self.device)
-        result = policy_loss(
+        return policy_loss(
             logprobs_BT,
             old_BT,
             record.advantages[rows].to(self.device, logprobs_BT.dtype),
@@ -251,12 +272,6 @@ class FatalAwareGRPO(L.LightningModule):
             aggregation=self.aggregation,
             denominator=denominator,
         )
-        kept = float(mask_BT.sum())
-        return result.loss, {
-            "kept_tokens": kept,
-            "clipped_tokens": float(result.clip_fraction) * kept,
-            "ratio_max_error": float(result.ratio_max_error),
-        }
 
     def _collate(self, samples: Sequence[Trajectory]) -> ModelBatch:
         config: Any = self.policy.config

@@ -2,20 +2,15 @@
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opensearch_lightning.tools.analysis import STOPWORDS
+from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, TOOL_ALIASES
 from opensearch_lightning.types import INFRASTRUCTURE_ERRORS, ErrorKind, Step, Task
 
-_TEXT_SEARCH = frozenset({"text_search", "web_search"})
-_IMAGE_SEARCH = frozenset({"image_search"})
-_STOP_WORDS = frozenset(
-    re.findall(
-        r"\w+",
-        "a an and are as at be by did do does for from had has have how in is it its of on or that the their this to "
-        "was were what when where which who whom whose why will with",
-    )
-)
+# Kind of each search tool, and the argument that says what to look for.
+_SEARCHES = {"text_search": ("text", "q"), "image_search": ("image", "url")}
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
 
 
@@ -52,7 +47,7 @@ class QueryQuality:
 
 def content_words(text: str) -> frozenset[str]:
     """Words of ``text`` that carry meaning: NFKC, case folded, stop words out; CJK characters one by one."""
-    return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold())) - _STOP_WORDS
+    return frozenset(_WORD.findall(unicodedata.normalize("NFKC", text).casefold())) - STOPWORDS
 
 
 def searches(question: str, steps: Sequence[Step]) -> list[Search]:
@@ -108,18 +103,14 @@ def _search(step: Step, known: frozenset[str]) -> Search | None:
     action, result = step.action, step.result
     if action.kind != "tool_call" or result is None:
         return None
-    name = result.tool or action.name
-    kind = "text" if name in _TEXT_SEARCH else "image" if name in _IMAGE_SEARCH else None
-    if kind is None:
+    tool = result.tool or TOOL_ALIASES.get(action.name or "", action.name)
+    if tool not in _SEARCHES:
         return None
-    words = _query_words(kind, action.arguments or {})
+    kind, argument = _SEARCHES[tool]
+    given = {ARGUMENT_ALIASES[tool].get(name, name): value for name, value in (action.arguments or {}).items()}
+    query = str(given.get(argument, ""))
+    words = content_words(query) if kind == "text" else frozenset({query})
     return Search(kind=kind, words=words, known=known, text=result.text, hits=result.hits, error=step.error)
-
-
-def _query_words(kind: str, arguments: Mapping[str, object]) -> frozenset[str]:
-    if kind == "text":
-        return content_words(str(arguments.get("q", arguments.get("query", ""))))
-    return frozenset({str(arguments.get("url", arguments.get("image", "")))})
 
 
 def _is_wrong_call(search: Search) -> bool:

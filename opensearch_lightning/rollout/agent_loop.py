@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from opensearch_lightning.algorithms import find_fatal_step
 from opensearch_lightning.chat import Rendered, parse_action
-from opensearch_lightning.errors import ConfigurationError, JudgeError, RolloutLost
+from opensearch_lightning.errors import ConfigurationError, DataError, JudgeError, RenderError, RolloutLost
 from opensearch_lightning.rollout.protocol import FinishReason, Generation, SamplingParams, SessionKey
 from opensearch_lightning.rollout.repetition import repeated_call_onset, repeats_ngram
 from opensearch_lightning.tools import CallKey, ImageBook
@@ -20,7 +20,6 @@ from opensearch_lightning.types import (
     NON_FATAL,
     ErrorKind,
     ImageInput,
-    RewardParts,
     Step,
     StopReason,
     Task,
@@ -29,23 +28,13 @@ from opensearch_lightning.types import (
 )
 
 if TYPE_CHECKING:
-    from opensearch_lightning.rollout.protocol import RolloutEngine
+    from PIL.Image import Image
+
+    from opensearch_lightning.rollout.protocol import Reward, RolloutEngine
     from opensearch_lightning.tools import ToolExecutor
 
 
 log = logging.getLogger(__name__)
-
-
-class Reward(Protocol):
-    """Scores one finished trajectory, as :class:`~opensearch_lightning.rewards.CompositeReward` does."""
-
-    async def score(self, task: Task, trajectory: Trajectory) -> RewardParts:
-        """Reward of ``trajectory``.
-
-        Raises:
-            JudgeError: a judge could not be reached or read.
-        """
-        ...
 
 
 @dataclass
@@ -86,6 +75,8 @@ class AgentLoop:
         engine: samples turns; its renderer turns prompt and observations into tokens.
         executor: carries out actions and types their failures.
         system_prompt: text of the system turn.
+        render_tools: put the executor's tool schemas into the system turn, as the chat template does; off for a
+            policy that learned its tools from another prompt.
         max_turns: policy turns before the run is cut.
         max_response_tokens: tokens after the prompt, observations included, before the run is cut.
         fatal_k: consecutive errors that are fatal, and equal calls that count as repetition (App. B.1).
@@ -101,6 +92,7 @@ class AgentLoop:
         executor: ToolExecutor,
         *,
         system_prompt: str,
+        render_tools: bool = True,
         max_turns: int = 50,
         max_response_tokens: int = 70_000,
         fatal_k: int = 3,
@@ -118,12 +110,15 @@ class AgentLoop:
             raise ConfigurationError(f'fatal_onset is {fatal_onset!r}; set "first" or "threshold"')
         self.engine = engine
         self.executor = executor
-        self.renderer = engine.renderer
+        self.renderer = engine.renderer.with_tools(executor.schemas) if render_tools else engine.renderer
         self.system_prompt = system_prompt
         self.max_turns = max_turns
         self.max_response_tokens = max_response_tokens
         self.fatal_k = fatal_k
         self.fatal_onset: Literal["first", "threshold"] = fatal_onset
+        unknown = [str(kind) for kind in counted_errors if kind not in set(ErrorKind)]
+        if unknown:
+            raise ConfigurationError(f"counted_errors names {unknown}; the kinds are {', '.join(ErrorKind)}")
         self.counted_errors = frozenset(ErrorKind(kind) for kind in counted_errors)
         self.reward = reward
         self.retries = retries
@@ -168,54 +163,67 @@ class AgentLoop:
         """
         key = SessionKey(task_id=task.id, rollout=rollout)
         async with self.engine.session(key) as session:
-            run = _Run()
-            book = ImageBook()
-            names = [book.add(image) for image in task.images]
-            fresh = await asyncio.to_thread(self.renderer.prompt, self.system_prompt, [*task.images, task.question])
-            assert len(names) == len(fresh.images)
+            run, book = _Run(), ImageBook()
+            pictures = [book.get(book.add(image)) for image in task.images]
+            fresh = await self._render_prompt(task, pictures)
             run.append_given(fresh)
             run.prompt_tokens = len(fresh.token_ids)
             stop: StopReason | None = None
             while stop is None:
-                generation = await session.generate(fresh.token_ids, fresh.images, sampling, len(run.steps))
+                left = self.max_response_tokens - run.response_tokens
+                limited = replace(sampling, max_turn_tokens=min(sampling.max_turn_tokens, left))
+                generation = await session.generate(fresh.token_ids, fresh.images, limited, len(run.steps))
                 run.append_sampled(generation)
                 stop, fresh = await self._take_step(run, book, key, generation)
             return self._finish(run, key, stop, sampling)
+
+    async def _render_prompt(self, task: Task, pictures: Sequence[Image]) -> Rendered:
+        try:
+            return await asyncio.to_thread(self.renderer.prompt, self.system_prompt, [*pictures, task.question])
+        except RenderError as error:
+            raise DataError(f"task {task.id} cannot be shown to the policy: {error}") from error
 
     async def _take_step(
         self, run: _Run, book: ImageBook, key: SessionKey, generation: Generation
     ) -> tuple[StopReason | None, Rendered]:
         """Carry out one sampled turn; returns why the run ends, if it does, and what to append if not."""
-        index = len(run.steps)
         nothing = Rendered(token_ids=[], images=())
-        sampled = generation.token_ids
-        if generation.finish is FinishReason.CONTEXT and not sampled:
-            return StopReason.CONTEXT_LENGTH, nothing
         ended = generation.finish is FinishReason.STOP
+        sampled = generation.token_ids
+        if not sampled:
+            return StopReason.CONTEXT_LENGTH, nothing
         text = self.renderer.decode(sampled[:-1] if ended else sampled)
-        action = parse_action(text)
-        step = Step(index=index, text=text, action=action)
-        if not ended:
+        step = Step(index=len(run.steps), text=text, action=parse_action(text))
+        if not ended or step.action.kind == "response":
             run.steps.append(step)
-            if generation.finish is FinishReason.CONTEXT:
-                return StopReason.CONTEXT_LENGTH, nothing
-            return (StopReason.REPETITION if repeats_ngram(sampled) else StopReason.MAX_TOKENS), nothing
-        if action.kind == "response":
-            run.steps.append(step)
-            return StopReason.RESPONSE, nothing
-        call_key = CallKey(task_id=key.task_id, rollout=key.rollout, step=index)
-        result = await self.executor.execute(action, book, call_key)
-        image_name = book.add(result.image) if result.image is not None else None
-        run.steps.append(Step(index=index, text=text, action=action, result=result, image_name=image_name))
+            return _stop_without_call(generation), nothing
+        step, observation = await self._observe(run, book, key, step)
+        run.steps.append(step)
         stop = self._stop_after_result(run)
         if stop is not None:
             return stop, nothing
-        pictures = [result.image] if result.image is not None else []
-        observation = self.renderer.observation(result.text, pictures, first_image=len(run.images) + 1)
         if run.response_tokens + len(observation.token_ids) >= self.max_response_tokens:
             return StopReason.MAX_TOKENS, nothing
         run.append_given(observation)
         return None, observation
+
+    async def _observe(self, run: _Run, book: ImageBook, key: SessionKey, step: Step) -> tuple[Step, Rendered]:
+        """The step with what its call came to, and the tokens that tell the policy."""
+        call_key = CallKey(task_id=key.task_id, rollout=key.rollout, step=step.index)
+        result = await self.executor.execute(step.action, book, call_key)
+        image = result.image
+        if image is None:
+            return replace(step, result=result), self.renderer.observation(result.text)
+        try:
+            observation = await asyncio.to_thread(
+                self.renderer.observation, result.text, [image], first_image=len(run.images) + 1
+            )
+        except RenderError as error:
+            text = f"Error: {ErrorKind.BACKEND_ERROR}. The image cannot be shown."
+            log.warning("step %d of task %s made an image that cannot be shown: %s", step.index, key.task_id, error)
+            result = replace(result, text=text, image=None, error=ErrorKind.BACKEND_ERROR)
+            return replace(step, result=result), self.renderer.observation(text)
+        return replace(step, result=result, image_name=book.add(image)), observation
 
     def _stop_after_result(self, run: _Run) -> StopReason | None:
         if all(self._counts(step) for step in run.steps[-self.fatal_k :]) and len(run.steps) >= self.fatal_k:
@@ -254,3 +262,12 @@ class AgentLoop:
         errors = [self._counts(step) for step in run.steps]
         fatal_step = find_fatal_step(errors, k=self.fatal_k, onset=self.fatal_onset)
         return NON_FATAL if fatal_step is None else fatal_step
+
+
+def _stop_without_call(generation: Generation) -> StopReason:
+    """Why a run ends at a turn that is a response, or was cut."""
+    if generation.finish is FinishReason.STOP:
+        return StopReason.RESPONSE
+    if repeats_ngram(generation.token_ids):
+        return StopReason.REPETITION
+    return StopReason.CONTEXT_LENGTH if generation.finish is FinishReason.CONTEXT else StopReason.MAX_TOKENS

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from opensearch_lightning.chat import ChatRenderer
-    from opensearch_lightning.types import ImageInput
+    from opensearch_lightning.types import ImageInput, RewardParts, Task, Trajectory
 
 
 class FinishReason(StrEnum):
@@ -69,6 +69,18 @@ class Generation:
     finish: FinishReason
 
 
+class Reward(Protocol):
+    """Scores one finished trajectory, as :class:`~opensearch_lightning.rewards.CompositeReward` does."""
+
+    async def score(self, task: Task, trajectory: Trajectory) -> RewardParts:
+        """Reward of ``trajectory``.
+
+        Raises:
+            JudgeError: a judge could not be reached or read.
+        """
+        ...
+
+
 class EngineSession(Protocol):
     """One growing sequence. What was sampled stays in it: pass only what is new."""
 
@@ -97,6 +109,6 @@ class RolloutEngine(Protocol):
         """Bring the engine to the given weights.
 
         Raises:
-            ConfigurationError: a name or shape does not belong to the engine's model.
+            ConfigurationError: a name or shape does not belong to the engine's model, or one of its own is missing.
         """
         ...

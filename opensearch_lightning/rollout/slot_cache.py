@@ -97,7 +97,8 @@ class SlotCache:
     def copy(self, source: int, targets: list[int], length: int) -> None:
         """Give ``targets`` the first ``length`` tokens of ``source`` (rollouts of one task share their prompt)."""
         for store in (*self._keys.values(), *self._values.values()):
-            store[targets, :, :length] = store[source, :, :length]
+            # a clone: torch refuses to write into a tensor what is a view of it
+            store[targets, :, :length] = store[source, :, :length].clone()
 
     def swap(self, first: int, second: int, length: int) -> None:
         """Exchange the first ``length`` tokens of two slots."""

@@ -124,18 +124,21 @@ class TransformersEngine:
         """Bring the policy to ``named_weights``; weights that are the policy's own tensors are left as they are.
 
         Raises:
-            ConfigurationError: a session is open, a name is unknown, or a shape differs.
+            ConfigurationError: a session is open, a name is unknown or missing, or a shape differs.
         """
         if self._open:
             raise ConfigurationError(f"{len(self._open)} rollouts are running; update weights between them")
-        own = {**dict(self.policy.named_parameters()), **dict(self.policy.named_buffers())}
-        for name, weight in named_weights:
-            if name not in own or own[name].shape != weight.shape:
-                shape = f"of shape {tuple(own[name].shape)}" if name in own else "by that name"
-                raise ConfigurationError(
-                    f"cannot load weight {name} {tuple(weight.shape)}: the engine's model has none {shape}; "
-                    "give the engine the model that is trained"
-                )
+        own, given = dict(self.policy.named_parameters()), dict(named_weights)
+        wrong = sorted(own.keys() ^ given.keys()) or [name for name in own if own[name].shape != given[name].shape]
+        if wrong:
+            given_shape, own_shape = (
+                tuple(w[wrong[0]].shape) if wrong[0] in w else "no such weight" for w in (given, own)
+            )
+            raise ConfigurationError(
+                f"the weights given are not those of the engine's model ({len(wrong)} differ, first {wrong[0]}: given "
+                f"{given_shape}, the engine has {own_shape}); give the engine the model that is trained"
+            )
+        for name, weight in given.items():
             if own[name].data_ptr() != weight.data_ptr():
                 own[name].data.copy_(weight)
         self._cache.clear()

@@ -18,6 +18,7 @@ from typing import Any
 from PIL import Image
 
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.pictures import as_rgb, png_bytes
 from opensearch_lightning.tools.protocol import ToolOutput
 from opensearch_lightning.tools.threads import in_thread
 
@@ -138,15 +139,11 @@ class _SharedFile:
         if row is None:
             return None
         text, encoded, hits, note = row
-        image = None if encoded is None else Image.open(io.BytesIO(encoded)).convert("RGB")
+        image = None if encoded is None else as_rgb(Image.open(io.BytesIO(encoded)))
         return ToolOutput(text=text, image=image, hits=hits, note=note)
 
     def write(self, key: str, output: ToolOutput) -> None:
-        encoded = None
-        if output.image is not None:
-            buffer = io.BytesIO()
-            output.image.save(buffer, format="PNG")
-            encoded = buffer.getvalue()
+        encoded = None if output.image is None else png_bytes(output.image)
         row = (key, output.text, encoded, output.hits, output.note)
         try:
             with self._lock, self._connected() as connection:

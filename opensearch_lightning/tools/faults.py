@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.tools.protocol import CallKey
-from opensearch_lightning.types import INFRASTRUCTURE_ERRORS, ErrorKind
+from opensearch_lightning.types import INFRASTRUCTURE_ERRORS, POLICY_ERRORS, ErrorKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class Outage:
     """A backend that goes down for several steps on end.
 
     At each step at which it is up, it goes down with probability ``rate``, for a number of steps drawn evenly from
-    ``min_steps`` to ``max_steps``; it then is up for at least one step. Every call to it meanwhile fails as ``kind``.
+    ``min_steps`` to ``max_steps``; it then is up for at least one step. Every call to it meanwhile fails as ``kind``,
+    which may be given by its name.
     """
 
     rate: float
@@ -32,7 +33,7 @@ class Outage:
         """Check the values.
 
         Raises:
-            ConfigurationError: a value out of range.
+            ConfigurationError: a value out of range, or a kind that is no error of the infrastructure.
         """
         if not 0 <= self.rate <= 1:
             raise ConfigurationError(f"The rate of an outage is {self.rate}: set a probability in [0, 1].")
@@ -40,13 +41,15 @@ class Outage:
             raise ConfigurationError(
                 f"An outage lasts {self.min_steps} to {self.max_steps} steps: set 1 <= min_steps <= max_steps."
             )
-        _check_infrastructure(self.kind)
+        object.__setattr__(self, "kind", _infrastructure(self.kind))
 
 
-def _check_infrastructure(kind: ErrorKind) -> None:
+def _infrastructure(kind: str) -> ErrorKind:
     if kind not in INFRASTRUCTURE_ERRORS:
-        choices = sorted(INFRASTRUCTURE_ERRORS)
-        raise ConfigurationError(f"{kind} cannot be injected, it is the policy's own error: choose from {choices}.")
+        why = "it is the policy's own error" if kind in POLICY_ERRORS else "there is no such kind of error"
+        choices = ", ".join(sorted(INFRASTRUCTURE_ERRORS))
+        raise ConfigurationError(f"{str(kind)!r} cannot be injected, {why}: choose from {choices}.")
+    return ErrorKind(kind)
 
 
 class FaultInjector:
@@ -72,11 +75,10 @@ class FaultInjector:
     ) -> None:
         self._seed = seed
         # In a fixed order, so that the order of the mapping changes nothing.
-        self._rates = sorted((ErrorKind(kind), float(rate)) for kind, rate in (rates or {}).items())
+        self._rates = sorted((_infrastructure(kind), float(rate)) for kind, rate in (rates or {}).items())
         self._outages = dict(outages or {})
         self.timeout_s = timeout_s
         for kind, rate in self._rates:
-            _check_infrastructure(kind)
             if not rate >= 0:
                 raise ConfigurationError(f"The rate of {kind} is {rate}: set a probability in [0, 1].")
         total = sum(rate for _, rate in self._rates)

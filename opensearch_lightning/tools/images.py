@@ -5,20 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from opensearch_lightning.errors import DataError, ToolError
+from opensearch_lightning.pictures import as_rgb
 from opensearch_lightning.types import ErrorKind
-
-
-def _as_rgb(image: Image.Image) -> Image.Image:
-    """Upright RGB; what is transparent becomes white."""
-    upright = ImageOps.exif_transpose(image)
-    if upright.has_transparency_data:
-        rgba = upright.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return upright.convert("RGB")
 
 
 class ImageBook:
@@ -53,7 +44,7 @@ class ImageBook:
             except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
                 raise DataError(f"{self.next_name} cannot be read as an image: {error}") from error
         name = self.next_name
-        self._images[name] = _as_rgb(image)
+        self._images[name] = as_rgb(image)
         return name
 
     def get(self, name: str) -> Image.Image:

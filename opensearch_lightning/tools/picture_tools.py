@@ -43,7 +43,7 @@ def crop(image: Image.Image, x: float, y: float, width: float, height: float) ->
     box = f"{x:g},{y:g},{width:g},{height:g}"
     if wide < 1 or high < 1:
         raise ToolError(ErrorKind.INVALID_ARGUMENT, f"The box {box} lies outside {size}.")
-    if max(wide, high) > _MAX_ASPECT * min(wide, high):
+    if _is_line(wide, high):
         raise ToolError(ErrorKind.INVALID_ARGUMENT, f"The box {box} leaves only a line of {size}; take a wider one.")
     note = None if inside == (left, top, right, bottom) else f"Box clipped to {size}."
     return ToolOutput(image=image.crop(inside), note=note)
@@ -70,14 +70,21 @@ def super_resolution(image: Image.Image, scale: int) -> ToolOutput:
 
 
 def perspective_correct(image: Image.Image) -> ToolOutput:
-    """Map the largest quadrilateral of the image to an upright rectangle; without a reliable one return the image
-    unchanged with a note that says so.
+    """Map the largest quadrilateral of the image to an upright rectangle; without a reliable one, or where hardly a
+    line would come of it, return the image unchanged with a note that says so.
     """
     pixels = np.asarray(image)
     corners = find_quadrilateral(pixels)
     if corners is None:
         return ToolOutput(image=image, note="No reliable quadrilateral found: the image is unchanged.")
-    return ToolOutput(text="Perspective corrected.", image=Image.fromarray(rectify(pixels, corners)))
+    upright = Image.fromarray(rectify(pixels, corners))
+    if _is_line(*upright.size):
+        return ToolOutput(image=image, note="The quadrilateral found is only a line: the image is unchanged.")
+    return ToolOutput(text="Perspective corrected.", image=upright)
+
+
+def _is_line(width: int, height: int) -> bool:
+    return max(width, height) > _MAX_ASPECT * min(width, height)
 
 
 def _unsharp(pixels: Array, amount: float, sigma: float) -> Array:

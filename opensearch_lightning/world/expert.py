@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import random
 import re
 from collections import Counter
@@ -18,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from PIL import Image
-
 from opensearch_lightning.chat import format_action, parse_action
+from opensearch_lightning.pictures import png_bytes
 from opensearch_lightning.tools import CallKey, ImageBook, ToolExecutor
 from opensearch_lightning.types import Task, ToolCall, ToolResult
 
@@ -54,12 +52,6 @@ class _Episode:
     pictures: list[bytes] = field(default_factory=list)
     errors_in_a_row: int = 0
     step: int = 0
-
-
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 class _GaveUp(Exception):
@@ -192,7 +184,7 @@ class ScriptedExpert:
         placeholder = ""
         if result.image is not None:
             episode.book.add(result.image)
-            episode.pictures.append(_png(result.image))
+            episode.pictures.append(png_bytes(result.image))
             placeholder = "<image>"
         episode.turns.append({"from": "observation", "value": result.text + placeholder})
         return result

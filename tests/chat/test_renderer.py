@@ -219,14 +219,6 @@ def test_the_end_of_turn_is_left_out_when_decoding_and_tags_are_kept():
     assert renderer.decode([]) == ""
 
 
-def test_a_policy_may_sample_its_tags_and_its_end_only():
-    renderer = tiny_renderer()
-    names = tiny_processor().tokenizer.convert_ids_to_tokens(list(renderer.forbidden_ids))
-    assert set(names) == set(CONTROL_TOKENS) - {*ACTION_TAGS, "<|im_end|>"}
-    assert renderer.pad_id in renderer.forbidden_ids
-    assert renderer.vocab_size == len(tiny_processor().tokenizer)
-
-
 def test_images_are_numbered_from_where_the_caller_says():
     rendered = tiny_renderer().observation("t", [picture(), picture(32, 32)], first_image=4)
     assert [image.name for image in rendered.images] == ["img_4", "img_5"]

@@ -78,7 +78,7 @@ def test_a_rollout_has_the_tokens_of_the_same_conversation_in_training(
 ) -> None:
     from opensearch_lightning.chat import AssistantTurn, ObservationTurn, UserTurn
 
-    done = run(renderer, tiny_world, task, [CROP, ANSWER])
+    done = run(renderer, tiny_world, task, [CROP, ANSWER], render_tools=False)
     crop = done.steps[0].result
     assert crop is not None
     assert crop.image is not None
@@ -92,6 +92,15 @@ def test_a_rollout_has_the_tokens_of_the_same_conversation_in_training(
     # the template's newline behind the last turn is nobody's
     assert sample.token_ids.tolist()[:-1] == done.token_ids.tolist()
     assert sample.step_ids.tolist()[:-1] == done.step_ids.tolist()
+
+
+def test_the_policy_is_told_of_its_tools_unless_its_prompt_does_so_itself(
+    renderer: ChatRenderer, tiny_world: Any, task: Task
+) -> None:
+    told = renderer.decode(run(renderer, tiny_world, task, [ANSWER]).token_ids.tolist())
+    assert all(f'"name": "{tool.name}"' in told for tool in offline_tools(tiny_world))
+    untold = renderer.decode(run(renderer, tiny_world, task, [ANSWER], render_tools=False).token_ids.tolist())
+    assert "text_search" not in untold
 
 
 @pytest.mark.parametrize(("onset", "fatal_step"), [("first", 1), ("threshold", 3)])
@@ -160,7 +169,9 @@ def test_out_of_tokens(renderer: ChatRenderer, tiny_world: Any, task: Task) -> N
     done = run(renderer, tiny_world, task, [SEARCH % "a", SEARCH % "b", ANSWER], max_response_tokens=60)
     assert done.stop_reason is StopReason.MAX_TOKENS
     assert done.is_fatal
-    assert int((done.step_ids >= 0).sum()) <= 60
+    assert done.response is None
+    first = int((done.step_ids >= 0).nonzero()[0])
+    assert len(done.token_ids) - first <= 60
 
 
 def test_a_prompt_past_the_model_length(renderer: ChatRenderer, tiny_world: Any, task: Task) -> None:

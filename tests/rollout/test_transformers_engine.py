@@ -169,8 +169,14 @@ def test_new_weights_are_used_and_unknown_ones_refused(tiny_model_dir: Path, pro
     assert engine.weight_version == 3
     assert all(torch.equal(a, b) for a, b in zip(served.parameters(), trained.parameters(), strict=True))
     assert served.lm_head.weight.data_ptr() == served.model.language_model.embed_tokens.weight.data_ptr()
-    with pytest.raises(ConfigurationError, match="model.wrong"):
-        engine.update_weights([("model.wrong", torch.zeros(1))], version=4)
+    weights = dict(trained.named_parameters())
+    with pytest.raises(ConfigurationError, match=r"model\.wrong"):
+        engine.update_weights({**weights, "model.wrong": torch.zeros(1)}.items(), version=4)
+    missing = weights.pop("model.language_model.norm.weight")
+    with pytest.raises(ConfigurationError, match=r"norm\.weight"):
+        engine.update_weights(weights.items(), version=4)
+    with pytest.raises(ConfigurationError, match=r"norm\.weight.*\(1,\)"):
+        engine.update_weights({**weights, "model.language_model.norm.weight": missing[:1]}.items(), version=4)
 
 
 def test_the_policy_goes_back_to_training_mode(policy: Any, processor: Any) -> None:
