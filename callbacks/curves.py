@@ -11,7 +11,6 @@ import lightning as L
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.types import RolloutBatch, StopReason, Trajectory, TrajectoryGroup
 
-
 Figures = tuple[dict[str, float], int]
 """Means by name, and the number of trajectories they were taken over; of none they say nothing."""
 

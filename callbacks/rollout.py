@@ -133,6 +133,11 @@ class RolloutGeneration(L.Callback):
         batch.groups[:] = self._runner.run(self._roll(batch, size, first_rollout))
         if not any(group.trajectories for group in batch.groups):
             raise RolloutLost(f"the engine lost every rollout of {len(batch.tasks)} tasks; its errors stand above")
+        if not any(trajectory.steps for group in batch.groups for trajectory in group.trajectories):
+            raise ConfigurationError(
+                f"the prompts of all {len(batch.tasks)} tasks fill the engine's context and leave no room; raise the "
+                "engine's max_length, or shorten the prompt (system_prompt, render_tools, image size)"
+            )
         return time.perf_counter() - started
 
     async def _roll(self, batch: RolloutBatch, size: int, first_rollout: int) -> list[TrajectoryGroup]:

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from opensearch_lightning import conf
-from opensearch_lightning.errors import ConfigurationError, OpenSearchError
+from opensearch_lightning.errors import ConfigurationError, OpenSearchError, one_line
 
 CONFIG_NAME = "train"
 
@@ -68,11 +68,6 @@ def _compose(overrides: Sequence[str]) -> dict[str, Any]:
 def to_yaml(config: Mapping[str, Any]) -> str:
     """A configuration as YAML, in its own order."""
     return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-
-
-def one_line(text: object) -> str:
-    """``text`` without line breaks."""
-    return " ".join(str(text).split())
 
 
 def _missing_group(error: MissingConfigException) -> str:
@@ -184,7 +179,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
         while isinstance(cause, InstantiationException) and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
         if isinstance(cause, OpenSearchError):
-            raise cause
+            raise cause from cause.__cause__
         what = "" if isinstance(cause, InstantiationException) else f"{type(cause).__name__}: "
         raise ConfigurationError(
             f"cannot build {name}: {what}{one_line(cause)} (HYDRA_FULL_ERROR=1 shows where)"

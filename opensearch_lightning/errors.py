@@ -7,6 +7,11 @@ and raises nothing. What raises is a bad configuration, a bad file, a judge or a
 from opensearch_lightning.types import ErrorKind
 
 
+def one_line(text: object) -> str:
+    """``text`` with white space collapsed: messages and results are one line each."""
+    return " ".join(str(text).split())
+
+
 class OpenSearchError(Exception):
     """Base of every error this package raises on purpose."""
 

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     tasks = read_tasks(args.shards, args.limit)
     config = compose_config(args.overrides)
     figures = pass_at_1(evaluate(config, tasks, decoding=args.decoding))
-    text = json.dumps(asdict(figures), indent=1)
+    text = json.dumps(asdict(figures), indent=1, allow_nan=False)
     if args.out is not None:
         args.out.write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -39,6 +39,14 @@ CORES = 2
 ONE_CORE_SLOWDOWN = 1.3
 """How much longer an SFT step takes on one core than on both: rather too small, which gives SFT continued more time."""
 
+EXPERT_FAULTS = [
+    "tools.executor.faults.rates.timeout=0.1",
+    "tools.executor.faults.outages.text_search.rate=0.1",
+    "tools.executor.faults.outages.text_search.min_steps=2",
+    "tools.executor.faults.outages.image_search.min_steps=2",
+]
+"""The expert meets more faults than the policy will, so that its trajectories show how to go on after one."""
+
 TITLES = {
     "greedy": "greedy",
     "sampled": "sampled",
@@ -52,13 +60,13 @@ class Sizes:
     """How much of everything; the defaults fit 15 minutes on two cores."""
 
     pages: int = 150
-    sft_tasks: int = 800
+    sft_tasks: int = 1000
     expert_rollouts: int = 1
     rl_tasks: int = 1200
     val_tasks: int = 64
     test_tasks: int = 250
     vocabulary: int = 2048
-    expert_detour: float = 0.3
+    expert_detour: float = 0.35
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +132,7 @@ class Quickstart:
         sizes = self.sizes
         splits = {"sft": sizes.sft_tasks, "rl": sizes.rl_tasks, "val": sizes.val_tasks, "test": sizes.test_tasks}
         world = build_world(self.out / "world", pages=sizes.pages, seed=self.seed, splits=splits)
-        config = self._environment("offline_faults", model="none")
+        config = self._environment("offline_faults", model="none", settings=EXPERT_FAULTS)
         rows = asyncio.run(self._expert_rows(config, world.tasks("sft")))
         texts = [*world.corpus_texts(), *(turn["value"] for row in rows for turn in row["conversations"])]
         # the names of the roles are in every turn, and in no page
@@ -220,22 +228,23 @@ class Quickstart:
     # --- helpers ------------------------------------------------------------------------------------------------
 
     def _settings(self) -> list[str]:
-        return [*self.overrides, f"seed={self.seed}", f"data_dir={self.out}"]
+        return [f"seed={self.seed}", f"data_dir={self.out}"]
 
-    def _environment(self, tools: str, *, model: Path | str) -> dict[str, Any]:
+    def _environment(self, tools: str, *, model: Path | str, settings: Sequence[str] = ()) -> dict[str, Any]:
         overrides = ["experiment=quickstart_grpo", f"tools={tools}", *self._settings(), f"model.path={model}"]
-        return compose_config([*overrides, "logger=csv"])
+        return compose_config([*overrides, "logger=csv", *self.overrides, *settings])
 
     def _max_steps(self, experiment: str) -> int:
-        return int(compose_config([f"experiment={experiment}", *self._settings()])["trainer"]["max_steps"])
+        overrides = [f"experiment={experiment}", *self._settings(), *self.overrides]
+        return int(compose_config(overrides)["trainer"]["max_steps"])
 
     def _temperature(self) -> float:
         return float(self._environment("offline", model="none")["callbacks"]["rollout_generation"]["temperature"])
 
     def _start(self, name: str, settings: Sequence[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "opensearch_lightning.cli", "train", *self._settings()]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return subprocess.Popen([*command, *settings, f"run_dir={self.out / name}", f"name={name}"], env=environment)
+        command = [sys.executable, "-m", "opensearch_lightning.cli", "train", *settings, *self._settings()]
+        command += [f"run_dir={self.out / name}", f"name={name}", *self.overrides]
+        return subprocess.Popen(command, env=os.environ | {"TOKENIZERS_PARALLELISM": "false"})
 
     def _pace(self, name: str, process: subprocess.Popen[bytes] | None, *, rows: int = 3) -> float:
         """Seconds between training steps, from the run's metrics; waits for the first ones of a running process."""

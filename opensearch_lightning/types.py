@@ -179,7 +179,8 @@ class Trajectory:
     @property
     def response(self) -> str | None:
         """The final answer, or ``None`` when the run was cut before it."""
-        return self.steps[-1].action.response if self.stop_reason is StopReason.RESPONSE else None
+        answered = self.stop_reason is StopReason.RESPONSE and self.steps
+        return self.steps[-1].action.response if answered else None
 
     @property
     def n_tool_turns(self) -> int:

@@ -14,7 +14,7 @@ from opensearch_lightning.launch import build
 
 GROUPS = ("experiment", "model", "module", "data", "rollout", "tools", "reward", "callbacks", "trainer", "logger")
 EXPERIMENTS = sorted(path.stem for path in (config_dir() / "experiment").glob("*.yaml"))
-NEEDS_GPU = {"sft_8b", "grpo_8b"}
+NEEDS_GPU = {"sft_8b"}
 OPTIONS = [(group, path.stem) for group in GROUPS[1:] for path in sorted((config_dir() / group).glob("*.yaml"))]
 
 
@@ -137,20 +137,11 @@ def test_experiment_of_ones_own_builds_on_one_that_ships(tmp_path: Path) -> None
     assert config["module"]["_target_"].endswith("FatalAwareGRPO")
 
 
-def test_table_4_and_5() -> None:
-    """The values of the paper that the two large experiments claim to carry."""
-    sft, grpo = (compose_config([f"experiment={name}"]) for name in ("sft_8b", "grpo_8b"))
+def test_table_4() -> None:
+    """The values of the paper that the large experiment claims to carry."""
+    sft = compose_config(["experiment=sft_8b"])
     assert sft["module"]["optimizer"]["lr"] == 2e-5
     assert (sft["module"]["schedule"], sft["module"]["warmup_ratio"]) == ("cosine", 0.1)
     assert sft["data"]["max_length"] == 32_000
     assert sft["trainer"]["num_nodes"] * sft["trainer"]["devices"] * sft["data"]["batch_size"] == 256
     assert sft["trainer"]["max_steps"] == -(-8 * 36_592 // 256)
-    assert grpo["data"]["prompts_per_step"] == 256
-    assert grpo["module"]["mini_batch_prompts"] == 64
-    assert grpo["module"]["clip"] == [0.2, 0.28]
-    assert (grpo["module"]["advantage"], grpo["module"]["aggregation"]) == ("rloo", "seq-mean-token-sum")
-    assert grpo["module"]["optimizer"]["lr"] == 1e-6
-    rollout = grpo["callbacks"]["rollout_generation"]
-    assert (rollout["temperature"], rollout["top_p"], rollout["val_top_p"]) == (0.7, 1.0, 0.95)
-    assert (rollout["group_size"], rollout["max_response_tokens"], rollout["fatal_k"]) == (8, 70_000, 3)
-    assert grpo["seed"] == 3407

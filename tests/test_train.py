@@ -216,6 +216,7 @@ def test_a_finished_folder_is_not_overwritten(
         ("+trainer.devises=1", "did you mean 'devices'?"),
         ("module._target_=tests.toy_run.Nothing", "Are you sure that 'Nothing' is importable"),
         ("module._shared_.policy=polizy", "module needs the shared object 'polizy'"),
+        ("module._shared_.policy=policy.wait", "module needs 'policy.wait' of the shared objects, but 'ToyPolicy'"),
         ("trainer.accelerator=abacus", "cannot build trainer: "),
         ("export=first", "export is 'first'; set one of last, best"),
         ("ckpt_path=nowhere.ckpt", "ckpt_path=nowhere.ckpt does not exist; no checkpoint lies there"),

@@ -1,8 +1,7 @@
 """The DataModule of reinforcement learning: batches of tasks, whose answers are rolled out."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np

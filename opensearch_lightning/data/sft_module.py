@@ -15,7 +15,6 @@ from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
 
 
-
 class SearchVLSFTDataModule(ResumableDataModule):
     """Expert trajectories from shards, as padded batches, endlessly.
 

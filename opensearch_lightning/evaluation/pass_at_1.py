@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 from opensearch_lightning.types import Task, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -39,15 +39,25 @@ async def roll_out(loop: AgentLoop, tasks: Sequence[Task], sampling: SamplingPar
 
 
 def pass_at_1(groups: Sequence[TrajectoryGroup]) -> PassAt1:
-    """Pass@1 over the groups' trajectories."""
+    """Pass@1 over the groups' trajectories.
+
+    Raises:
+        OpenSearchError: none was judged, so that there is nothing to report.
+    """
     judged = [t for group in groups for t in group.trajectories if t.reward is not None]
-    n = len(judged)
-    accuracy = sum(t.reward.accuracy for t in judged if t.reward) / n if n else math.nan
+    n, lost = len(judged), sum(group.n_lost for group in groups)
+    unjudged = sum(len(group.trajectories) for group in groups) - n + lost
+    if not n:
+        raise OpenSearchError(
+            f"nothing was judged: {unjudged} rollouts are without a verdict, {lost} of them lost to infrastructure; "
+            "check that the judge and the engine answer (the warnings above say what failed), then evaluate again"
+        )
+    accuracy = sum(t.reward.accuracy for t in judged if t.reward) / n
     return PassAt1(
         accuracy=accuracy,
-        stderr=math.sqrt(accuracy * (1 - accuracy) / n) if n else math.nan,
+        stderr=math.sqrt(accuracy * (1 - accuracy) / n),
         n=n,
-        fatal_fraction=sum(t.is_fatal for t in judged) / n if n else math.nan,
-        turns=sum(len(t.steps) for t in judged) / n if n else math.nan,
-        unjudged=sum(len(group.trajectories) + group.n_lost for group in groups) - n,
+        fatal_fraction=sum(t.is_fatal for t in judged) / n,
+        turns=sum(len(t.steps) for t in judged) / n,
+        unjudged=unjudged,
     )

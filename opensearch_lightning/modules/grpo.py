@@ -128,7 +128,16 @@ class FatalAwareGRPO(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
 
     def on_fit_start(self) -> None:
-        """Checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
+        """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing.
+
+        Raises:
+            ConfigurationError: a strategy that takes one backward pass an update, as DeepSpeed does.
+        """
+        if self.trainer.strategy.handles_gradient_accumulation:
+            raise ConfigurationError(
+                f"{type(self.trainer.strategy).__name__} takes one backward pass an update, and a GRPO step makes "
+                "several; train in one process or under DDP"
+            )
         self.policy.train()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

@@ -82,6 +82,12 @@ class TransformersEngine:
             raise ConfigurationError(
                 f"max_sequences is {max_sequences} and max_length {max_length}; set them to at least 1 and 2"
             )
+        attention = str(getattr(policy.config, "_attn_implementation", "sdpa"))
+        if attention not in ("sdpa", "eager"):
+            raise ConfigurationError(
+                f"the policy's attention is {attention!r}, which takes no mask of cached rows; load it with "
+                'attn_implementation="sdpa"'
+            )
         self.policy = policy
         self.renderer = processor if isinstance(processor, ChatRenderer) else ChatRenderer(processor)
         self.max_length = max_length

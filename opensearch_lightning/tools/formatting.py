@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from opensearch_lightning.errors import one_line
+
 NO_RESULTS = "No results."
-
-
-def one_line(text: str) -> str:
-    """``text`` with white space collapsed."""
-    return " ".join(text.split())
 
 
 def passages(results: Iterable[tuple[str, str, str]]) -> str:

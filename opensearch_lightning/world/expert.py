@@ -169,7 +169,8 @@ class ScriptedExpert:
                 await self._act(episode, "wait", OCR if name == IMAGE_SEARCH else IMAGE_SEARCH, other)
                 if episode.errors_in_a_row >= self.fatal_k:
                     raise _GaveUp("fatal errors")
-            result = await self._act(episode, "again", name, arguments)
+            # the plan of the first turn is said once
+            result = await self._act(episode, "look" if "," in thought else thought, name, arguments)
         return result
 
     async def _act(self, episode: _Episode, thought: str, name: str, arguments: Mapping[str, Any]) -> ToolResult:

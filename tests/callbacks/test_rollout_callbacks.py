@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -119,18 +120,21 @@ def test_a_batch_nobody_filled_names_the_missing_callback(callback: Any) -> None
 class Noted:
     """Stands for a module: keeps what is logged, and advantages to look at."""
 
-    def __init__(self, record: Any = None) -> None:
+    def __init__(self, record: Any = None, *, clamp_fatal: bool = True) -> None:
         self.figures: dict[str, float] = {}
-        self.last_advantages = record
+        self.options: dict[str, dict[str, Any]] = {}
+        self.last_advantages, self.clamp_fatal = record, clamp_fatal
 
-    def log(self, name: str, value: float, **_: Any) -> None:
+    def log(self, name: str, value: float, **options: Any) -> None:
         self.figures[name] = float(value)
+        self.options[name] = options
 
     def log_dict(self, figures: dict[str, float], **_: Any) -> None:
         self.figures.update(figures)
 
 
-def test_the_clamp_is_logged_as_worked_by_hand() -> None:
+def noted_clamp(*, clamp_fatal: bool) -> Noted:
+    """What is logged of three voters, of which the last is fatal, and one row without a reward."""
     rows = [
         trajectory("a", 0, 1.0),
         trajectory("a", 1, 0.0),
@@ -139,9 +143,14 @@ def test_the_clamp_is_logged_as_worked_by_hand() -> None:
     ]
     module = FatalAwareGRPO.__new__(FatalAwareGRPO)
     L.LightningModule.__init__(module)
-    module.advantage, module.clamp_fatal = "rloo", True  # type: ignore[assignment]
-    noted = Noted(module.compute_advantages(batch_of(rows)))
+    module.advantage, module.clamp_fatal = "rloo", clamp_fatal  # type: ignore[assignment]
+    noted = Noted(module.compute_advantages(batch_of(rows)), clamp_fatal=clamp_fatal)
     ClampedAdvantageLogging().on_train_batch_end(None, noted, None, None, 0)  # type: ignore[arg-type]
+    return noted
+
+
+def test_the_clamp_is_logged_as_worked_by_hand() -> None:
+    noted = noted_clamp(clamp_fatal=True)
     # advantages 1, -1/2, -1/2; one of three voters is clamped, which adds (1/2)/3
     assert noted.figures["train/clamped_fraction"] == pytest.approx(1 / 3)
     assert noted.figures["train/clamp_bias"] == pytest.approx(0.5 / 3)
@@ -149,6 +158,13 @@ def test_the_clamp_is_logged_as_worked_by_hand() -> None:
     assert noted.figures["train/advantage_non_fatal"] == pytest.approx(0.25)
     assert noted.figures["train/equal_reward_fraction"] == 0
     assert noted.figures["train/fatal_negative_fraction"] == 1
+
+
+def test_without_a_clamp_its_figures_are_zero() -> None:
+    figures = noted_clamp(clamp_fatal=False).figures
+    assert figures["train/clamped_fraction"] == 0
+    assert figures["train/clamp_bias"] == 0
+    assert figures["train/advantage_fatal"] == pytest.approx(-0.5)
 
 
 def test_logging_advantages_of_another_module_is_refused() -> None:
@@ -165,6 +181,62 @@ def test_curves_are_means_over_the_batch() -> None:
     assert noted.figures["train/fatal_fraction"] == pytest.approx(1 / 3)
     assert noted.figures["train/stop/response"] == 1
     assert noted.figures["train/lost_rollouts"] == 0
+
+
+def rewards_among(figures: dict[str, float]) -> set[str]:
+    return {name for name in figures if "reward" in name or "accuracy" in name}
+
+
+def test_a_batch_nobody_scored_has_no_reward() -> None:
+    noted = Noted()
+    rows = [trajectory("a", 0, None), trajectory("a", 1, None, fatal_step=1)]
+    ToolUseCurves().on_train_batch_start(None, noted, batch_of(rows), 0)  # type: ignore[arg-type]
+    assert rewards_among(noted.figures) == set()
+    assert noted.figures["train/invalid_fraction"] == 1
+    assert noted.figures["train/fatal_fraction"] == 0.5
+
+
+def test_a_batch_of_lost_rollouts_logs_only_how_many() -> None:
+    noted = Noted()
+    batch = batch_of([])
+    batch.groups[0] = replace(batch.groups[0], n_lost=3)
+    ToolUseCurves().on_train_batch_start(None, noted, batch, 0)  # type: ignore[arg-type]
+    assert noted.figures == {"train/lost_rollouts": 3}
+    assert noted.options["train/lost_rollouts"]["batch_size"] > 0
+
+
+def validated(*batches: RolloutBatch, others_scored: bool = False) -> Noted:
+    """What is logged of a validation; ``others_scored``: another rank has figures to log."""
+    strategy = SimpleNamespace(reduce_boolean_decision=lambda decision, all: decision or others_scored)  # noqa: A006
+    trainer, noted, curves = SimpleNamespace(strategy=strategy), Noted(), ToolUseCurves()
+    for number, batch in enumerate(batches):
+        curves.on_validation_batch_end(trainer, noted, None, replace(batch, split="val_greedy"), number)  # type: ignore[arg-type]
+    curves.on_validation_epoch_end(trainer, noted)  # type: ignore[arg-type]
+    return noted
+
+
+def test_validation_is_the_mean_over_batches_and_ranks() -> None:
+    lost = batch_of([trajectory("b", 0, 1.0), trajectory("b", 1, 0.0), trajectory("b", 2, None)])
+    lost.groups[0] = replace(lost.groups[0], n_lost=2)
+    noted = validated(batch_of([trajectory("a", 0, 1.0)]), lost)
+    assert noted.figures["val_greedy/accuracy"] == noted.figures["val_greedy/reward_accuracy"] == pytest.approx(2 / 3)
+    assert noted.figures["val_greedy/invalid_fraction"] == 0.25
+    assert noted.figures["val_greedy/lost_rollouts"] == 2
+    assert noted.options["val_greedy/lost_rollouts"]["reduce_fx"] == "sum"
+    assert all(options["sync_dist"] for options in noted.options.values())
+    # each figure weighs by the trajectories behind it
+    assert noted.options["val_greedy/accuracy"]["batch_size"] == 3
+    assert noted.options["val_greedy/turns"]["batch_size"] == 4
+    # whole numbers would be rounded when they are averaged over ranks
+    assert isinstance(noted.options["val_greedy/accuracy"]["batch_size"], float)
+
+
+def test_a_rank_without_scores_logs_what_the_others_log() -> None:
+    unscored = batch_of([trajectory("a", 0, None)])
+    assert rewards_among(validated(unscored).figures) == set()
+    noted = validated(unscored, others_scored=True)
+    assert "val_greedy/accuracy" in noted.figures
+    assert noted.options["val_greedy/accuracy"]["batch_size"] == 0
 
 
 def test_tool_figures_are_those_of_one_step(tiny_world: Any) -> None:
@@ -190,6 +262,24 @@ def test_tool_figures_are_those_of_one_step(tiny_world: Any) -> None:
     callback.on_train_batch_end(None, noted, None, None, 1)  # type: ignore[arg-type]
     assert noted.figures["tools/text_search/calls"] == 0
     callback.teardown(None, noted, "fit")  # type: ignore[arg-type]
+
+
+def test_prompts_that_fill_the_context_are_no_training(tiny: dict[str, Path], tiny_world: Any) -> None:
+    policy = load_policy(tiny["model"])
+    engine = TransformersEngine(policy, load_processor(tiny["model"]), max_length=64)
+    generation = RolloutGeneration(engine, ToolExecutor(offline_tools(tiny_world)), None, group_size=2)  # type: ignore[arg-type]
+    module = FatalAwareGRPO(policy)
+    trainer = L.Trainer(max_steps=1, callbacks=[generation], **QUIET)
+    with pytest.raises(ConfigurationError, match="max_length"):
+        trainer.fit(module, datamodule=SearchVLRLDataModule(tiny["rl"], prompts_per_step=2))
+
+
+def test_training_on_truncated_sampling_is_refused(tiny: dict[str, Path], tiny_world: Any) -> None:
+    policy = load_policy(tiny["model"])
+    engine = TransformersEngine(policy, load_processor(tiny["model"]))
+    generation = RolloutGeneration(engine, ToolExecutor(offline_tools(tiny_world)), None, top_p=0.9)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="top_p"):
+        generation.setup(None, FatalAwareGRPO(policy), "fit")  # type: ignore[arg-type]
 
 
 def test_rollouts_need_a_module_with_a_policy(tiny: dict[str, Path], tiny_world: Any) -> None:

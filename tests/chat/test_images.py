@@ -6,6 +6,7 @@ from PIL import Image
 
 from opensearch_lightning.chat.images import ImageEncoder
 from opensearch_lightning.errors import RenderError
+from opensearch_lightning.tools import ImageBook
 from tests.models.tiny import tiny_processor
 
 
@@ -55,6 +56,17 @@ def test_every_mode_is_read_as_rgb(mode):
     got = encoder.encode(noise(3).convert(mode), "img_1")
     expected = encoder.encode(noise(3).convert(mode).convert("RGB"), "img_1")
     torch.testing.assert_close(got.pixel_values, expected.pixel_values)
+
+
+@pytest.mark.parametrize("given", [lambda image: image, file_of])
+def test_the_policy_sees_the_pixels_that_the_tools_get(given):
+    picture = noise(7).convert("RGBA")
+    picture.putalpha(noise(8).convert("L"))
+    book = ImageBook()
+    seen_by_tools = book.get(book.add(given(picture)))
+    encoder = ImageEncoder(tiny_processor().image_processor)
+    got, expected = encoder.encode(given(picture), "img_1"), encoder.encode(seen_by_tools, "img_1")
+    torch.testing.assert_close(got.pixel_values, expected.pixel_values, rtol=0, atol=0)
 
 
 def test_the_same_picture_is_prepared_once_under_any_name():

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +7,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from opensearch_lightning.data import SearchVLRLDataModule, SearchVLSFTDataModule
+from opensearch_lightning.data.loader import ResumableDataModule
 from opensearch_lightning.errors import ConfigurationError
 from tests.data.rows import rl_shards, sft_shards
 from tests.data.trainers import Broken, Recorder, checkpoints, key, trainer
@@ -155,3 +156,29 @@ def test_checkpoint_of_another_order_is_refused(make: Make, tmp_path: Path) -> N
     fit(make(), trainer(2, checkpoints(tmp_path, every_n_train_steps=2)))
     with pytest.raises(ConfigurationError, match="made with seed = 3407, now it is 1: the order of the data would"):
         fit(make(seed=1), trainer(N), ckpt_path=tmp_path / "2.ckpt")
+
+
+class Ordered(ResumableDataModule):
+    def __init__(self, **order: int | str) -> None:
+        super().__init__()
+        self.order = order
+
+    def _order(self) -> Mapping[str, int | str]:
+        return self.order
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "message"),
+    [
+        ({"global_batch": 6}, {"global_batch": 3}, "made with world size × batch_size = 6, now it is 3: the order"),
+        ({"rows": 9}, {"rows": 8}, "made with usable rows = 9, now it is 8: the order"),
+        ({"tokens": "3fa9"}, {"tokens": "77c0"}, "^the rows, the processor or the tools changed since the checkpoint"),
+        ({"shards": "3fa9"}, {"shards": "77c0"}, "^the tasks in the shards changed since the checkpoint was made: the"),
+    ],
+)
+def test_refusal_says_in_words_what_changed(
+    then: dict[str, int | str], now: dict[str, int | str], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        Ordered(**now).load_state_dict(Ordered(**then).state_dict())
+    assert "3fa9" not in str(caught.value)

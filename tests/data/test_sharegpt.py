@@ -1,12 +1,15 @@
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from opensearch_lightning.chat import ObservationTurn, UserTurn
 from opensearch_lightning.data import DropReason, SFTRow, UnusableRow, parse_sharegpt, read_sharegpt
+from opensearch_lightning.data.images import load_image
 from opensearch_lightning.errors import DataError
 from tests.data.rows import answer, call, conversation, picture, row
 from tests.models.tiny import tiny_renderer
@@ -124,6 +127,15 @@ def test_images_are_read_below_their_root_only(tmp_path: Path) -> None:
         with pytest.raises(UnusableRow) as raised:
             parse(row(0, images=[path]), image_root=root)
         assert raised.value.reason is DropReason.MISSING_IMAGE
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "CMYK"])
+def test_pil_images_of_any_mode_are_stored_upright_as_rgb(mode: str) -> None:
+    image = Image.new(mode, (4, 2), 0)
+    image.getexif()[0x0112] = 6
+    with Image.open(io.BytesIO(load_image(image, None))) as stored:
+        assert (stored.mode, stored.size) == ("RGB", (2, 4))
+        assert stored.getpixel((0, 0)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])

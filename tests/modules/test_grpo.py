@@ -235,6 +235,11 @@ def test_old_logprobs_of_the_policy_stand_in_for_an_engine_that_differs(policy: 
     assert_close(from_policy, from_engine)
 
 
+def test_a_step_without_any_reward_is_no_update(policy: Any) -> None:
+    with pytest.raises(DataError, match="judge"):
+        update(policy, batch_of([trajectory("a", 0, None), trajectory("a", 1, None)]))
+
+
 def test_a_batch_nobody_filled_is_refused(policy: Any) -> None:
     with pytest.raises(DataError, match="RolloutGeneration"):
         update(policy, RolloutBatch(tasks=[]))

@@ -1,12 +1,13 @@
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from opensearch_lightning.errors import ConfigurationError, JudgeError
 from opensearch_lightning.rewards import CompositeReward, ExactMatchJudge, LexicalQueryJudge
-from opensearch_lightning.types import NON_FATAL, ErrorKind, RewardParts, Step, Task
+from opensearch_lightning.types import NON_FATAL, ErrorKind, RewardParts, Step, StopReason, Task
 from tests.rewards.steps import TASK, answer, call, trajectory
 
 
@@ -92,6 +93,13 @@ async def test_recovered_trajectory_keeps_its_accuracy() -> None:
 async def test_run_out_of_turns_is_judged_whole() -> None:
     scored = await parts(call(), call(), fatal_step=NON_FATAL, is_fatal=True)
     assert values(scored) == pytest.approx((0.5 * 0.2 * 0.5, 0.5, 0.0, 0.5))
+
+
+async def test_an_answer_in_a_cut_turn_is_no_answer() -> None:
+    reward = CompositeReward(accuracy=ExactMatchJudge(), query=Score(0.5), alpha=0.8)
+    answered = trajectory(call(), answer(TASK.answer))
+    cut = replace(answered, stop_reason=StopReason.MAX_TOKENS)
+    assert [(await reward.score(TASK, t)).accuracy for t in (answered, cut)] == [1.0, 0.0]
 
 
 async def test_judges_are_not_asked_without_need() -> None:

@@ -87,3 +87,9 @@ def test_aliases_and_chinese_are_read() -> None:
     assert search.kind == "text"
     assert search.words == {"velmora", "市", "长"}
     assert quality(image(error=ErrorKind.UNKNOWN_IMAGE)).relevance == 0.0
+
+
+@pytest.mark.parametrize("argument", ["url", "image", "image_id", "image_url", "img"])
+def test_every_name_of_the_image_argument_is_read(argument: str) -> None:
+    (search,) = searches(TASK.question, [call("image_search", arguments={argument: "img_2", "top_k": 3})])
+    assert search.words == {"img_2"}

@@ -182,6 +182,13 @@ async def test_file_keeps_everything_exactly(tmp_path):
     first.close()
 
 
+async def test_a_transparent_picture_comes_back_on_white(tmp_path):
+    picture = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    await ResultCache(tmp_path / "cache.db").put("key", ToolOutput(image=picture))
+    kept = await ResultCache(tmp_path / "cache.db").get("key")
+    assert kept.image.getpixel((0, 0)) == (255, 255, 255)
+
+
 async def test_namespaces_do_not_mix(tmp_path):
     path = tmp_path / "cache.sqlite"
     tool = FakeTool()

@@ -8,6 +8,7 @@ from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.tools import CallKey, FaultInjector, Outage
 from opensearch_lightning.types import ErrorKind
 
+CHOICES = "backend_error, rate_limited, timeout, unreachable"
 RATES = {ErrorKind.TIMEOUT: 0.2, ErrorKind.RATE_LIMITED: 0.1, ErrorKind.BACKEND_ERROR: 0.05}
 
 
@@ -109,6 +110,9 @@ def test_an_outage_takes_a_backend_down_and_no_other():
         (lambda: Outage(rate=0.1, min_steps=3, max_steps=2), "3 to 2 steps"),
         (lambda: Outage(rate=0.1, min_steps=0, max_steps=2), "0 to 2 steps"),
         (lambda: Outage(rate=0.1, kind=ErrorKind.NO_ACTION), "policy's own"),
+        (lambda: Outage(rate=0.1, kind="no_action"), "'no_action' cannot be injected, it is the policy's own"),
+        (lambda: Outage(rate=0.1, kind="tiemout"), f"'tiemout' cannot be injected.*no such kind.*{CHOICES}"),
+        (lambda: FaultInjector(0, {"tiemout": 0.1}), f"'tiemout' cannot be injected.*no such kind.*{CHOICES}"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
@@ -118,3 +122,5 @@ def test_bad_settings_are_refused(make, message):
 
 def test_kinds_may_be_written_as_text():
     assert FaultInjector(0, {"timeout": 1.0}).fault(key(), "x") is ErrorKind.TIMEOUT
+    outage = Outage(rate=1.0, kind="backend_error")
+    assert FaultInjector(0, outages={"x": outage}).fault(key(), "x") is ErrorKind.BACKEND_ERROR

@@ -4,6 +4,7 @@ import pytest
 from PIL import Image
 
 from opensearch_lightning.errors import ToolError
+from opensearch_lightning.tools import picture_tools
 from opensearch_lightning.tools.picture_tools import (
     crop,
     find_quadrilateral,
@@ -130,6 +131,16 @@ def test_perspective_is_corrected_and_reads_differently_from_the_fallback():
     assert fallback.image is plain
     assert "unchanged" in fallback.note
     assert fallback.text == ""
+
+
+def test_perspective_that_leaves_a_line_falls_back(monkeypatch):
+    image = Image.new("RGB", (400, 100))
+    line = np.array([(0, 50), (399, 50), (399, 52), (0, 52)])
+    monkeypatch.setattr(picture_tools, "find_quadrilateral", lambda pixels: line)
+    output = perspective_correct(image)
+    assert output.image is image
+    assert "only a line: the image is unchanged" in output.note
+    assert output.text == ""
 
 
 def test_grey_and_round_things():

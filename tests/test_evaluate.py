@@ -1,0 +1,49 @@
+"""The figures of an evaluation, and their refusal where there are none."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from opensearch_lightning import evaluate
+from opensearch_lightning.errors import OpenSearchError
+from opensearch_lightning.evaluation import pass_at_1
+from opensearch_lightning.types import Task, TrajectoryGroup
+from tests.modules.test_grpo import trajectory
+
+
+def groups(*rewards: float | None, n_lost: int = 0) -> list[TrajectoryGroup]:
+    task = Task(id="a", question="", answer="", images=())
+    rows = tuple(trajectory("a", number, reward) for number, reward in enumerate(rewards))
+    return [TrajectoryGroup(task=task, trajectories=rows, n_lost=n_lost)]
+
+
+def test_figures_are_over_what_was_judged() -> None:
+    figures = pass_at_1(groups(1.0, 0.0, 0.0, 1.0, None, n_lost=2))
+    assert (figures.accuracy, figures.stderr, figures.n, figures.unjudged) == (0.5, 0.25, 4, 3)
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    """``opensearch evaluate`` without data and model; ``evaluate.evaluate`` is for the test to set."""
+    monkeypatch.setattr(evaluate, "read_tasks", lambda shards, limit: [])
+    return argparse.Namespace(
+        shards=tmp_path, limit=None, overrides=[], decoding="greedy", out=tmp_path / "figures.json"
+    )
+
+
+def test_figures_are_written(command: argparse.Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: groups(1.0, None))
+    assert evaluate.run(command) == 0
+    assert json.loads(command.out.read_text())["accuracy"] == 1.0
+
+
+def test_nothing_judged_is_an_error_and_no_file(
+    command: argparse.Namespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: groups(None, None, n_lost=3))
+    with pytest.raises(OpenSearchError, match="5 rollouts are without a verdict, 3 of them lost.*check that the judge"):
+        evaluate.run(command)
+    assert not command.out.exists()
+    assert capsys.readouterr().out == ""
