@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import lightning as L
 
-from opensearch_lightning.errors import ConfigurationError, RolloutLost
+from opensearch_lightning.errors import ConfigurationError, DataError, RolloutLost
 from opensearch_lightning.rollout import AgentLoop, Reward, RolloutEngine, SamplingParams
 from opensearch_lightning.tools import ToolExecutor
 from opensearch_lightning.types import ErrorKind, RolloutBatch, TrajectoryGroup
@@ -62,6 +62,13 @@ class RolloutGeneration(L.Callback):
     ) -> None:
         if group_size < 1:
             raise ConfigurationError(f"group_size is {group_size}; set at least 1 (8 in the recipe)")
+        if temperature == 0:
+            raise ConfigurationError(
+                "temperature is 0, so the rollouts of a group would all be equal and teach nothing; set it above 0 "
+                "(0.7 in the recipe)"
+            )
+        if isinstance(counted_errors, str):
+            raise ConfigurationError(f"counted_errors is {counted_errors!r}; give a list, such as [{counted_errors}]")
         self.engine = engine
         self.group_size = group_size
         self.loop = AgentLoop(
@@ -141,6 +148,10 @@ class RolloutGeneration(L.Callback):
         return time.perf_counter() - started
 
     async def _roll(self, batch: RolloutBatch, size: int, first_rollout: int) -> list[TrajectoryGroup]:
+        ids = [task.id for task in batch.tasks]
+        if len(set(ids)) < len(ids):
+            twice = sorted({task_id for task_id in ids if ids.count(task_id) > 1})
+            raise DataError(f"the batch holds tasks twice, whose rollouts would be equal: {', '.join(twice[:5])}")
         sampling = self.sampling[batch.split]
         return await asyncio.gather(
             *(self.loop.run_group(task, size, sampling, first_rollout=first_rollout) for task in batch.tasks)

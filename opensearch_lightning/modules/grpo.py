@@ -161,13 +161,18 @@ class FatalAwareGRPO(L.LightningModule):
         """Group advantages, then the clamp (App. B.2, Eq. 11).
 
         Raises:
-            DataError: the batch holds no trajectories.
+            DataError: the batch holds no trajectories, or none with a reward.
         """
         trajectories = tuple(t for group in batch.groups for t in group.trajectories)
         if not trajectories:
             raise DataError(
                 "the batch holds no trajectories: put RolloutGeneration before this module's training_step "
                 "(callbacks=[…]), or fill batch.groups yourself"
+            )
+        if all(trajectory.reward is None for trajectory in trajectories):
+            raise DataError(
+                f"none of {len(trajectories)} trajectories has a reward, so there is nothing to train on; see why the "
+                "judge fails (warnings above)"
             )
         numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(t.task_id for t in trajectories))}
         kept = [k for group in batch.groups for k in group.kept_steps or [NON_FATAL] * len(group.trajectories)]
@@ -188,18 +193,14 @@ class FatalAwareGRPO(L.LightningModule):
         )
 
     def _mini_batches(self, record: AdvantageRecord) -> Iterator[list[int]]:
-        """Row indices of each update, whole groups together, in batch order."""
+        """Row indices of each update, whole groups together, in batch order; prompts without any reward make none."""
         n_groups = int(record.group_ids.max()) + 1
         size = self.mini_batch_prompts or n_groups
         for start in range(0, n_groups, size):
             inside = (record.group_ids >= start) & (record.group_ids < start + size) & record.valid
             rows = torch.nonzero(inside).flatten().tolist()
-            if not rows:
-                raise DataError(
-                    f"no trajectory of {min(size, n_groups)} prompts has a reward, so there is nothing to train on; "
-                    "see why the judge fails (warnings above)"
-                )
-            yield rows
+            if rows:
+                yield rows
 
     def _update(self, record: AdvantageRecord, rows: list[int], old: dict[int, Tensor]) -> dict[str, float]:
         """One optimizer update over ``rows``, in micro-batches whose gradients add up to the whole's."""

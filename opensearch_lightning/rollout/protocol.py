@@ -39,8 +39,8 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ConfigurationError(f"temperature is {self.temperature}; set it to 0 (greedy) or above")
+        if self.temperature != 0 and not 1e-3 <= self.temperature <= 100:
+            raise ConfigurationError(f"temperature is {self.temperature}; set 0 (greedy), or 0.001 to 100")
         if not 0 < self.top_p <= 1:
             raise ConfigurationError(f"top_p is {self.top_p}; set it in (0, 1], 1 turns it off")
         if self.top_k < 0 or self.max_turn_tokens < 1:

@@ -165,8 +165,8 @@ class ScriptedExpert:
             if episode.errors_in_a_row >= self.fatal_k:
                 raise _GaveUp("fatal errors")
             if episode.rng.random() < self.detour:
-                other = {"url": "img_1"} if name != IMAGE_SEARCH else {"image": "img_1"}
-                await self._act(episode, "wait", OCR if name == IMAGE_SEARCH else IMAGE_SEARCH, other)
+                other = (IMAGE_SEARCH, {"url": "img_1"}) if name == OCR else (OCR, {"image": "img_1"})
+                await self._act(episode, "wait", *other)
                 if episode.errors_in_a_row >= self.fatal_k:
                     raise _GaveUp("fatal errors")
             # the plan of the first turn is said once

@@ -18,7 +18,7 @@ from opensearch_lightning.callbacks import (
     ToolUseCurves,
 )
 from opensearch_lightning.data import SearchVLRLDataModule
-from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.models import load_policy, load_processor
 from opensearch_lightning.modules import FatalAwareGRPO
 from opensearch_lightning.rewards import CompositeReward, ExactMatchJudge, LexicalQueryJudge
@@ -280,6 +280,25 @@ def test_training_on_truncated_sampling_is_refused(tiny: dict[str, Path], tiny_w
     generation = RolloutGeneration(engine, ToolExecutor(offline_tools(tiny_world)), None, top_p=0.9)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="top_p"):
         generation.setup(None, FatalAwareGRPO(policy), "fit")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"), [({"temperature": 0.0}, "temperature"), ({"counted_errors": "timeout"}, "list")]
+)
+def test_settings_that_teach_nothing_are_refused(bad: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        RolloutGeneration(None, None, None, **bad)  # type: ignore[arg-type]
+
+
+def test_a_task_twice_in_a_batch_is_refused(tiny: dict[str, Path], tiny_world: Any) -> None:
+    policy = load_policy(tiny["model"])
+    engine = TransformersEngine(policy, load_processor(tiny["model"]))
+    generation = RolloutGeneration(engine, ToolExecutor(offline_tools(tiny_world)), None)  # type: ignore[arg-type]
+    generation.setup(None, FatalAwareGRPO(policy), "fit")  # type: ignore[arg-type]
+    task = tiny_world.tasks("rl")[0]
+    with pytest.raises(DataError, match=task.id):
+        generation._fill(FatalAwareGRPO(policy), RolloutBatch(tasks=[task, task]), 2, 0)
+    generation.teardown(None, None, "fit")  # type: ignore[arg-type]
 
 
 def test_rollouts_need_a_module_with_a_policy(tiny: dict[str, Path], tiny_world: Any) -> None:

@@ -240,6 +240,14 @@ def test_a_step_without_any_reward_is_no_update(policy: Any) -> None:
         update(policy, batch_of([trajectory("a", 0, None), trajectory("a", 1, None)]))
 
 
+def test_prompts_without_rewards_make_no_update(policy: Any) -> None:
+    scored_rows = scored(policy, [trajectory("a", 0, 1.0), trajectory("a", 1, 0.0)])
+    unjudged = scored(policy, [trajectory("b", 0, None), trajectory("b", 1, None)])
+    mixed, _ = update(policy, batch_of([*unjudged, *scored_rows]), mini_batch_prompts=1)
+    alone, _ = update(policy, batch_of(scored_rows), mini_batch_prompts=1)
+    assert_close(mixed, alone)
+
+
 def test_a_batch_nobody_filled_is_refused(policy: Any) -> None:
     with pytest.raises(DataError, match="RolloutGeneration"):
         update(policy, RolloutBatch(tasks=[]))

@@ -78,7 +78,14 @@ def test_noise_is_a_function_of_seed_task_rollout_and_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"temperature": -1}, {"temperature": float("nan")}, {"top_p": 0}, {"max_turn_tokens": 0}]
+    "bad",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0},
+        {"max_turn_tokens": 0},
+    ],
 )
 def test_impossible_sampling_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(bad))):
