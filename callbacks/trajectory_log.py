@@ -13,6 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from opensearch_lightning.dashboards.records import TrajectoryRecord, trajectory_record, write_images
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.paths import check_folder
 from opensearch_lightning.types import ImageInput, RolloutBatch, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class TrajectoryLog(Callback):
         keep: files kept of each split.
 
     Raises:
-        ConfigurationError: for a negative count, or ``keep`` below 2.
+        ConfigurationError: for a negative count, ``keep`` below 2, or a ``directory`` that cannot be written.
 
     Example:
         >>> log = TrajectoryLog(lambda ids: " ".join(map(str, ids)), every_n_steps=20)
@@ -72,6 +73,8 @@ class TrajectoryLog(Callback):
         ):
             if value < least:
                 raise ConfigurationError(f"TrajectoryLog: {name} is {value}; set it to {least} or more.")
+        if directory is not None:
+            check_folder("TrajectoryLog: directory", Path(directory))
         self._decode = decode
         self._directory = None if directory is None else Path(directory)
         self._every_n_steps = every_n_steps

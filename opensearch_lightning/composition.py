@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from opensearch_lightning import conf
+from opensearch_lightning.argument_types import check_types
 from opensearch_lightning.errors import ConfigurationError, OpenSearchError, one_line
 
 CONFIG_NAME = "train"
@@ -83,13 +84,55 @@ def _unreadable(override: str) -> str:
     return f"cannot read the setting {override!r}; {example}"
 
 
+def groups() -> dict[str, list[str]]:
+    """The configuration groups that ship, each with its choices."""
+    return {
+        folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+        for folder in sorted(config_dir().iterdir())
+        if any(folder.glob("*.yaml"))
+    }
+
+
 def _wrong_key(message: str, overrides: Sequence[str]) -> str:
+    if message.startswith("Config group override"):
+        return _wrong_choice(message, overrides)
+    ambiguous = re.search(r"Ambiguous value for argument '(?P<key>[^=']+)=(?P<value>.*?)'\s", message)
+    if ambiguous is not None:
+        key, value = ambiguous["key"], ambiguous["value"]
+        return (
+            f"{key}={value} lists several values and one run takes one: choose one, write a list as '{key}=[{value}]', "
+            f"or put a text with commas into quotes: '{key}=\"{value}\"'"
+        )
+    merging = re.search(r"Error merging override (?P<key>[^=]+)=(?P<value>.*)", message, re.DOTALL)
+    if merging is not None:
+        return _wrong_kind(merging["key"], merging["value"])
     found = re.search(r"Could not override '(?P<key>[^']+)'", message)
     if found is None:
         return one_line(message)
     key = found["key"]
     near = _near(key, list(_known_keys(key, overrides)))
     return f"there is no setting {key!r}{near}; see all with --print, or add a new one with +{key}=…"
+
+
+def _wrong_kind(key: str, value: str) -> str:
+    """A list where a mapping stands, or the like."""
+    what = f"an empty list of {key.rpartition('.')[2]}" if value.strip() == "[]" else "another kind of value"
+    return (
+        f"{key}={value} gives {what} where the configuration has settings of their own; set those by {key}.<name>=… "
+        f"(see all with --print), or leave it out"
+    )
+
+
+def _wrong_choice(message: str, overrides: Sequence[str]) -> str:
+    """A group that was given no name: which, and the names that it takes."""
+    known = groups()
+    named = [override.partition("=") for override in overrides]
+    wrong = [(key, value) for key, _, value in named if key in known and not re.match(r"[^\W\d]", value)]
+    wrong += [(key, value) for key, _, value in named if key in known and value.lower() in ("null", "true", "false")]
+    if not wrong:
+        return one_line(message)
+    key, value = wrong[0]
+    return f"{key}={value} is no choice of the group {key!r}: it takes a name, one of {', '.join(known[key])}"
 
 
 def _known_keys(wrong: str, overrides: Sequence[str]) -> Iterator[str]:
@@ -123,10 +166,11 @@ def make(name: str, node: Any, shared: Mapping[str, Any]) -> Any:
         shared: objects that several nodes need, by name: the policy, the engine, …
 
     Raises:
-        ConfigurationError: the node cannot be built; the message is one line.
+        ConfigurationError: the node cannot be built; the message is one line that names the node.
     """
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigurationError(f"the setting {name!r} is {node!r}; it must be a mapping with _target_")
+    check_types(name, node)
     settings = {key: value for key, value in node.items() if key != "_shared_"}
     arguments = {key: _from_shared(name, str(path), shared) for key, path in (node.get("_shared_") or {}).items()}
     with _one_line_errors(name):
@@ -178,9 +222,15 @@ def _one_line_errors(name: str) -> Iterator[None]:
         cause = error
         while isinstance(cause, InstantiationException) and isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
+        if type(cause) is ConfigurationError:
+            raise ConfigurationError(_with_name(name, str(cause))) from cause
         if isinstance(cause, OpenSearchError):
             raise cause from cause.__cause__
         what = "" if isinstance(cause, InstantiationException) else f"{type(cause).__name__}: "
         raise ConfigurationError(
             f"cannot build {name}: {what}{one_line(cause)} (HYDRA_FULL_ERROR=1 shows where)"
         ) from error
+
+
+def _with_name(name: str, message: str) -> str:
+    return message if message.startswith(name) else f"{name}: {message}"

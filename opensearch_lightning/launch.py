@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
+import itertools
 import logging
 import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from opensearch_lightning.composition import compose_config, make, to_yaml
-from opensearch_lightning.errors import ConfigurationError, OpenSearchError
+from opensearch_lightning.composition import compose_config, groups, make, to_yaml
+from opensearch_lightning.errors import ConfigurationError, OpenSearchError, one_line
+from opensearch_lightning.paths import check_folder
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, LightningModule, Trainer
@@ -23,6 +27,25 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it."""
 
 EXPORTS = ("last", "best")
+
+SHARDED_STRATEGIES = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
+"""Strategies whose checkpoints are folders and whose weights lie in no one place."""
+
+UNWRITABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
+)
+"""Why the system would not write: permission, a full or read-only disk, something in the way."""
+
+MAX_SEED = 2**32 - 1
+
+LEAST = {
+    "data.batch_size": 1,
+    "data.max_length": 1,
+    "data.prompts_per_step": 1,
+    "data.val_tasks": 1,
+    "data.num_workers": 0,
+}
+"""Settings that count something, and the smallest count that works."""
 
 SHARED = {
     "processor": "model.processor",
@@ -43,6 +66,8 @@ class Run:
     datamodule: LightningDataModule
     shared: Mapping[str, Any]
     run_dir: Path
+    optimizer_states: Sequence[Mapping[str, Any]] = ()
+    """State of each fresh optimizer; the optimizers themselves would hold on to weights that a strategy shards."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,12 +130,77 @@ def train(config: Mapping[str, Any]) -> Path:
     built = build(config)
     ckpt_path = config.get("ckpt_path")
     if ckpt_path is not None:
-        check_checkpoint(Path(ckpt_path), built.module, built.datamodule)
-    write_config(config, built.run_dir)
-    _fit(built, ckpt_path)
-    if config.get("export"):
-        export_policy(built, config["export"])
+        if Path(ckpt_path).is_dir() and type(built.trainer.strategy).__name__ not in SHARDED_STRATEGIES:
+            raise ConfigurationError(
+                f"ckpt_path={ckpt_path} is a folder; {type(built.trainer.strategy).__name__} goes on from a file, such "
+                "as <run>/checkpoints/last.ckpt"
+            )
+        check_checkpoint(Path(ckpt_path), built.module, built.datamodule, built.optimizer_states)
+    with _writing():
+        write_config(config, built.run_dir)
+        _fit(built, ckpt_path)
+        if config.get("export"):
+            export_policy(built, config["export"])
     return built.run_dir
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Turns a place that cannot be written into one line."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is None:
+            raise
+        raise ConfigurationError(
+            f"cannot write {error.filename}: {error.strerror}; make room or give permission there, or set another "
+            "run_dir"
+        ) from error
+
+
+def check_settings(config: Mapping[str, Any]) -> None:
+    """The settings that stand alone, all before anything is built.
+
+    Raises:
+        ConfigurationError: one of them cannot work; the message names it, its value, and what to set.
+    """
+    seed: Any = config.get("seed")
+    threads, ckpt_path = config.get("threads"), config.get("ckpt_path")
+    if not _is_count(seed, 0) or seed > MAX_SEED:
+        raise ConfigurationError(f"seed is {_shown(seed)}; set a whole number from 0 to {MAX_SEED}")
+    if threads is not None and not _is_count(threads, 1):
+        raise ConfigurationError(f"threads is {_shown(threads)}; set a whole number of 1 or more, or null")
+    for name in ("run_dir", "data_dir"):
+        if not _is_path(config.get(name)):
+            raise ConfigurationError(f"{name} is {_shown(config.get(name))}; set the path of a folder, as ./runs/mine")
+    if ckpt_path is not None and not _is_path(ckpt_path):
+        raise ConfigurationError(
+            f"ckpt_path is {_shown(ckpt_path)}; set the path of a checkpoint, as runs/mine/checkpoints/last.ckpt, or "
+            "null to begin anew"
+        )
+    if config.get("export") not in (None, *EXPORTS):
+        raise ConfigurationError(f"export is {config['export']!r}; set one of {', '.join(EXPORTS)}, or null for none")
+    for name, least in LEAST.items():
+        value = _at(config, name)
+        if isinstance(value, int) and value < least:
+            raise ConfigurationError(f"{name} is {value}; set {least} or more")
+    if _at(config, "tools.executor.tools") == []:
+        raise ConfigurationError(
+            "tools.executor.tools is [], an empty tool list; leave it out for those of the tools group, name at least "
+            "one, or take tools=switched_off for a policy without its tools"
+        )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | Path) and str(value).strip() != ""
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(value)
 
 
 def build(config: Mapping[str, Any]) -> Run:
@@ -119,9 +209,8 @@ def build(config: Mapping[str, Any]) -> Run:
     Raises:
         OpenSearchError: a part cannot be built, a file cannot be used, or ``run_dir`` holds another run.
     """
+    check_settings(config)
     check_run_dir(Path(config["run_dir"]), config.get("ckpt_path"))
-    if config.get("export") not in (None, *EXPORTS):
-        raise ConfigurationError(f"export is {config['export']!r}; set one of {', '.join(EXPORTS)}, or null for none")
     try:
         built = _build(config)
         # The Trainer will do this again, to no effect; here a missing file is found while nothing is written.
@@ -129,7 +218,7 @@ def build(config: Mapping[str, Any]) -> Run:
         return built
     except OpenSearchError as error:
         data_dir = Path(config["data_dir"])
-        if data_dir.exists():
+        if data_dir.exists() or str(data_dir) not in str(error):
             raise
         raise ConfigurationError(
             f"{error}. data_dir={data_dir} does not exist: `make quickstart` lays the default one, or set your own"
@@ -138,14 +227,58 @@ def build(config: Mapping[str, Any]) -> Run:
 
 def _build(config: Mapping[str, Any]) -> Run:
     shared = build_shared(config)
-    datamodule = make("data", config["data"], shared)
-    module = make("module", config["module"], shared)
+    datamodule = make("data", _required(config, "data"), shared)
+    module = make("module", _required(config, "module"), shared)
     callbacks = _make_all("callbacks", config.get("callbacks"), shared)
     loggers = _make_all("logger", config.get("logger"), shared)
     # Lightning takes False, not an empty list, as "no logger".
     parts = shared | {"callbacks": callbacks, "loggers": loggers or False}
-    trainer = make("trainer", config["trainer"], parts)
-    return Run(trainer=trainer, module=module, datamodule=datamodule, shared=shared, run_dir=Path(config["run_dir"]))
+    trainer = make("trainer", _required(config, "trainer"), parts)
+    return Run(
+        trainer=trainer,
+        module=module,
+        datamodule=datamodule,
+        shared=shared,
+        run_dir=Path(config["run_dir"]),
+        optimizer_states=_optimizer_states(trainer, module),
+    )
+
+
+def _required(config: Mapping[str, Any], group: str) -> Any:
+    node = config.get(group)
+    if node is None:
+        raise ConfigurationError(
+            f"{group} is null, and a run needs one; set {group}= one of {', '.join(groups()[group])}"
+        )
+    return node
+
+
+def _optimizer_states(trainer: Trainer, module: LightningModule) -> list[Mapping[str, Any]]:
+    """States of the optimizers that the fit will make, made once for what is wrong with their settings.
+
+    None where the end of training is not known before the fit, or the module needs a running one.
+
+    Raises:
+        ConfigurationError: their settings cannot work.
+    """
+    from lightning.pytorch.core.optimizer import _configure_optimizers
+
+    if trainer.max_steps < 0:
+        return []
+    module.trainer = trainer
+    try:
+        made: Any = module.configure_optimizers()
+        return [] if made is None else [optimizer.state_dict() for optimizer in _configure_optimizers(made)[0]]
+    except OpenSearchError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"cannot make the optimizer of module: {one_line(error)}; see the settings under module.optimizer"
+        ) from error
+    except Exception:
+        return []
+    finally:
+        module.trainer = None
 
 
 def build_shared(config: Mapping[str, Any], *, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -158,12 +291,13 @@ def build_shared(config: Mapping[str, Any], *, given: Mapping[str, Any] | None =
     Raises:
         ConfigurationError: one cannot be built.
     """
+    check_settings(config)
     _quiet()
     import lightning
     import torch
 
     if config.get("threads") is not None:
-        torch.set_num_threads(int(config["threads"]))
+        torch.set_num_threads(config["threads"])
     lightning.seed_everything(config["seed"], workers=True, verbose=False)
     shared: dict[str, Any] = dict(given or {})
     for name, place in SHARED.items():
@@ -186,11 +320,12 @@ def _make_all(group: str, nodes: Mapping[str, Any] | None, shared: Mapping[str, 
 
 
 def check_run_dir(run_dir: Path, ckpt_path: str | None) -> None:
-    """Refuse to mix two runs in one folder.
+    """Refuse a folder that cannot be written, and to mix two runs in one.
 
     Raises:
-        ConfigurationError: ``run_dir`` holds checkpoints and ``ckpt_path`` is none of them.
+        ConfigurationError: ``run_dir`` is no folder, or holds checkpoints and ``ckpt_path`` is none of them.
     """
+    check_folder("run_dir", run_dir)
     checkpoints = run_dir / "checkpoints"
     if not checkpoints.is_dir() or not any(checkpoints.iterdir()):
         return
@@ -201,13 +336,19 @@ def check_run_dir(run_dir: Path, ckpt_path: str | None) -> None:
         )
 
 
-def check_checkpoint(path: Path, module: LightningModule, datamodule: LightningDataModule) -> None:
-    """See that ``path`` continues this very training: same kind, same parameters.
+def check_checkpoint(
+    path: Path,
+    module: LightningModule,
+    datamodule: LightningDataModule,
+    optimizer_states: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """See that ``path`` continues this very training: same kind, same parameters, same optimizer.
 
-    A folder (the checkpoint of a sharded strategy) is left to the strategy.
+    A folder (the checkpoint of a sharded strategy) is left to the strategy; without ``optimizer_states``, those of
+    fresh optimizers, the optimizer is not compared.
 
     Raises:
-        ConfigurationError: the file is missing, unreadable, or of another model or kind of training.
+        ConfigurationError: the file is missing, unreadable, or of another model, optimizer or kind of training.
     """
     if not path.exists():
         near = sorted(str(file) for file in path.parent.glob("*.ckpt"))
@@ -238,6 +379,25 @@ def check_checkpoint(path: Path, module: LightningModule, datamodule: LightningD
             f"ckpt_path={path} is a checkpoint of another model: {difference}; set model.path (and its options) as in "
             f"that run, see config.yaml beside its checkpoints"
         )
+    if optimizer_states and not _same_optimizers(saved.get("optimizer_states", []), optimizer_states):
+        raise ConfigurationError(
+            f"ckpt_path={path} holds the state of another optimizer; set module.optimizer as in that run, see "
+            "config.yaml beside its checkpoints, or start from its weights: model.path=<run>/policy"
+        )
+
+
+def _same_optimizers(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]) -> bool:
+    there = [state["param_groups"] for state in saved]
+    here = [state["param_groups"] for state in own]
+    if [_sizes(groups) for groups in there] != [_sizes(groups) for groups in here]:
+        return False
+    pairs = zip(itertools.chain(*there), itertools.chain(*here), strict=True)
+    # A release of torch may add or drop a setting; another optimizer has settings of its own on both sides.
+    return not any(set(old) - set(new) - {"initial_lr"} and set(new) - set(old) - {"initial_lr"} for old, new in pairs)
+
+
+def _sizes(param_groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in param_groups]
 
 
 def _first_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
@@ -281,7 +441,7 @@ def export_policy(built: Run, which: str) -> Path | None:
     import torch
 
     trainer, target = built.trainer, built.run_dir / "policy"
-    if type(trainer.strategy).__name__ in ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy"):
+    if type(trainer.strategy).__name__ in SHARDED_STRATEGIES:
         return None
     if not trainer.is_global_zero:
         return target

@@ -51,6 +51,27 @@ def test_errors_on_purpose_are_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nowhere" in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["world", "{tmp}/world", "--workers", "0"], "workers=0: set 1 thread or more"),
+        (["world", "{tmp}/file/world"], "{tmp}/file is a file; choose another path"),
+        (["report", "{tmp}", "--out", "{tmp}"], "--out={tmp} is a folder; give the name of a file in it"),
+        (["report", "{tmp}", "--out", "{tmp}/file/a.html"], "{tmp}/file is a file; choose another path"),
+        (["report", "{tmp}", "--evaluation", "{tmp}/file"], "The evaluation file {tmp}/file cannot be used"),
+    ],
+)
+def test_arguments_that_cannot_work_are_one_line_and_write_nothing(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no JSON")
+    assert main([argument.format(tmp=tmp_path) for argument in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message.format(tmp=tmp_path) in line
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_options_may_stand_between_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "seed=1", "--print", "trainer.max_steps=7"]) == 0
     out = capsys.readouterr().out

@@ -104,7 +104,33 @@ def test_no_configuration_object_reaches_a_constructor() -> None:
 
 def test_empty_tool_list_is_refused_before_anything_is_written(tmp_path: Path, tiny: dict[str, Path]) -> None:
     overrides = [*overrides_of_tiny_run("quickstart_grpo", tmp_path, tiny), "tools.executor.tools=[]"]
-    with pytest.raises(ConfigurationError, match="tool"):
+    with pytest.raises(
+        ConfigurationError, match=r"tools\.executor\.tools=\[\] gives an empty list of tools .*leave it"
+    ):
+        build(compose_config(overrides))
+    config = compose_config(overrides[:-1])
+    config["tools"]["executor"]["tools"] = []
+    with pytest.raises(ConfigurationError, match=r"tools\.executor\.tools is \[\], an empty tool list; leave it out"):
+        build(config)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("callbacks.rollout_generation.group_size=1.5", r"rollout_generation\.group_size is 1\.5; set a whole number$"),
+        (
+            "+callbacks.rollout_generation.counted_errors=timeout",
+            r"rollout_generation\.counted_errors is 'timeout'; set a list, as \[a, b\]$",
+        ),
+        ("callbacks.trajectory_log.directory=/dev/null/logs", "callbacks.trajectory_log: .*/dev/null is a file"),
+        ("data.val_tasks=0", "data.val_tasks is 0; set 1 or more"),
+        ("module.optimizer.lr=-1", "lr is -1; set a learning rate of 0 or more"),
+    ],
+)
+def test_values_of_the_wrong_kind_are_named(override: str, message: str, tmp_path: Path, tiny: dict[str, Path]) -> None:
+    overrides = [*overrides_of_tiny_run("quickstart_grpo", tmp_path, tiny), override]
+    with pytest.raises(ConfigurationError, match=message):
         build(compose_config(overrides))
     assert not (tmp_path / "run").exists()
 

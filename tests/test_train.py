@@ -210,7 +210,26 @@ def test_a_finished_folder_is_not_overwritten(
         ("seed=[1,", "cannot read the setting 'seed=[1,'"),
         ("run_dir=${nowhere}", "Interpolation key 'nowhere' not found"),
         ("name=???", "the setting 'name' has no value"),
-        ("module=3", "Config group override must be a string or a list. Got int"),
+        ("module=3", "module=3 is no choice of the group 'module': it takes a name, one of grpo, sft"),
+        ("experiment=3", "experiment=3 is no choice of the group 'experiment'"),
+        ("model=null", "model=null is no choice of the group 'model': it takes a name, one of qwen3_vl_8b, tiny"),
+        ("data=null", "data=null is no choice of the group 'data'"),
+        ("seed=1,2", "seed=1,2 lists several values and one run takes one"),
+        ("seed=abc", "seed is 'abc'; set a whole number from 0"),
+        ("seed=-1", "seed is -1; set a whole number from 0"),
+        ("seed=null", "seed is null; set a whole number from 0"),
+        ("seed=4294967296", "seed is 4294967296; set a whole number from 0"),
+        ("threads=0", "threads is 0; set a whole number of 1 or more, or null"),
+        ("threads=abc", "threads is 'abc'; set"),
+        ("run_dir=null", "run_dir is null; set the path of a folder"),
+        ("run_dir=''", "run_dir is ''; set the path of a folder"),
+        ("data_dir=null", "data_dir is null; set the path of a folder"),
+        ("ckpt_path=''", "ckpt_path is ''; set the path of a checkpoint"),
+        ("ckpt_path=5", "ckpt_path is 5; set the path of a checkpoint"),
+        ("ckpt_path=/", "ckpt_path=/ is a folder; SingleDeviceStrategy goes on from a file"),
+        ("+data.num_workers=-1", "data.num_workers is -1; set 0 or more"),
+        ("+data.val_tasks=0", "data.val_tasks is 0; set 1 or more"),
+        ("+data.val_tasks=-1", "data.val_tasks is -1; set 1 or more"),
         ("logger.metrics_csv=3", "the setting 'logger.metrics_csv' is 3; it must be a mapping with _target_"),
         ("+module.lerning=3", "module: ToyModule got an unexpected keyword argument 'lerning'"),
         ("+trainer.devises=1", "did you mean 'devices'?"),
@@ -232,6 +251,37 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("below", ["", "/run"])
+def test_run_dir_that_is_a_file(toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("kept")
+    assert launch.main([*toy, f"run_dir={file}{below}"]) == 2
+    assert stderr_line(capsys) == (
+        f"error: run_dir={file}{below} cannot be a folder: {file} is a file; choose another path"
+    )
+    assert file.read_text() == "kept"
+
+
+def test_place_without_permission(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The superuser may write everywhere, so the answer of the system is replaced.
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    assert launch.main(toy) == 2
+    assert f"run_dir={tmp_path / 'run'} cannot be written: no permission in {tmp_path}" in stderr_line(capsys)
+
+
+def test_disk_that_fills_up_is_one_line(
+    toy: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/disk/config.yaml")
+
+    monkeypatch.setattr(launch, "write_config", full)
+    assert launch.main(toy) == 2
+    assert stderr_line(capsys).startswith("error: cannot write /disk/config.yaml: No space left on device; make room")
+
+
 def test_missing_config_dir(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch.main(["--config-dir", "nowhere"]) == 2
     assert stderr_line(capsys) == "error: the config folder 'nowhere' does not exist"
@@ -250,6 +300,40 @@ def test_checkpoint_of_another_model(toy: list[str], finished: Path, capsys: pyt
     assert launch.main([*toy, "model.policy.size=2", f"ckpt_path={finished}"]) == 2
     assert "of another model: policy.weight is [1] there and [2] here" in stderr_line(capsys)
     assert finished.read_bytes() == before
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "two groups"])
+def test_checkpoint_of_another_optimizer(
+    toy: list[str], finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, optimizer: str
+) -> None:
+    from tests.toy_run import ToyModule
+
+    def configure(self: ToyModule) -> torch.optim.Optimizer:
+        if optimizer == "AdamW":
+            return torch.optim.AdamW(self.policy.parameters())
+        more = {"params": [torch.nn.Parameter(torch.zeros(1))]}
+        return torch.optim.SGD([{"params": list(self.policy.parameters())}, more], lr=1.0)
+
+    monkeypatch.setattr(ToyModule, "configure_optimizers", configure)
+    before = finished.read_bytes()
+    assert launch.main([*toy, f"ckpt_path={finished}"]) == 2
+    assert f"ckpt_path={finished} holds the state of another optimizer; set module.optimizer as" in stderr_line(capsys)
+    assert finished.read_bytes() == before
+
+
+def test_optimizer_that_torch_refuses(
+    toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.toy_run import ToyModule
+
+    monkeypatch.setattr(
+        ToyModule, "configure_optimizers", lambda self: torch.optim.SGD(self.policy.parameters(), lr=-1.0)
+    )
+    assert launch.main(toy) == 2
+    assert "cannot make the optimizer of module: Invalid learning rate: -1.0; see the settings under" in stderr_line(
+        capsys
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_checkpoint_of_another_kind_of_training(
@@ -295,6 +379,13 @@ def test_full_error_on_request(toy: list[str], monkeypatch: pytest.MonkeyPatch) 
         ("data.max_length=100", "too_long"),
         ("data_dir=/nowhere data.shards=/nowhere/sft", "data_dir=/nowhere does not exist"),
         ("module.micro_batch=0", "micro_batch counts rows; got 0"),
+        ("module.optimizer.lr=-1", "lr is -1; set a learning rate of 0 or more"),
+        ("module.optimizer.lr=abc", "module.optimizer.lr is 'abc'; set a number"),
+        ("module.optimizer.lr=null", "module.optimizer.lr is null; set a number"),
+        ("data.batch_size=1.5", "data.batch_size is 1.5; set a whole number"),
+        ("data.batch_size=0", "data.batch_size is 0; set 1 or more"),
+        ("data.max_length=null", "data.max_length is null; set a whole number"),
+        ("data.num_workers=-1", "data.num_workers is -1; set 0 or more"),
     ],
 )
 def test_files_and_values_that_cannot_work_are_one_line_and_write_nothing(

@@ -13,12 +13,13 @@ from opensearch_lightning.chat.records import (
     Turn,
     UserTurn,
 )
-from opensearch_lightning.chat.renderer import ChatRenderer
+from opensearch_lightning.chat.renderer import ChatRenderer, ControlStringError
 
 __all__ = [
     "AssistantTurn",
     "CallLike",
     "ChatRenderer",
+    "ControlStringError",
     "ImageSource",
     "ModelBatch",
     "ObservationTurn",

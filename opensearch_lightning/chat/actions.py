@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -16,6 +17,10 @@ RESPONSE_END = "</response>"
 
 _MALFORMED = Action(kind="error", error=ErrorKind.MALFORMED_CALL)
 _CALL_KEYS = {"name", "arguments"}
+# Far more than any tool takes, and far less than what the JSON encoder or a reader of trajectories can bear.
+_MAX_NESTING = 32
+_OPENING_TAG = re.compile("|".join(map(re.escape, (THINK, TOOL_CALL, RESPONSE))))
+_SPACE = re.compile(r"\s*")
 
 
 class CallLike(Protocol):
@@ -32,7 +37,10 @@ class CallLike(Protocol):
 
 @dataclass(frozen=True)
 class _Scan:
-    """What stands in a text: actions read or refused, think blocks, and whether there is anything else."""
+    """What stands in a text: actions read or refused, think blocks, and whether there is anything else.
+
+    Reading ends behind the second action: no text with two is carried out.
+    """
 
     actions: list[Action]
     n_thinks: int
@@ -55,8 +63,9 @@ def parse_action(text: str) -> Action:
     Returns:
         The action. ``kind == "error"`` with ``no_action`` when there is none, ``several_actions`` when there is more
         than one (readable or not), ``malformed_call`` when the only one is a call that is not one strict JSON object
-        with a string ``name`` and an object ``arguments``, or is not closed. Whether the tool exists and its arguments
-        fit is the executor's to say.
+        with a string ``name`` and an object ``arguments``, is nested deeper than 32 levels (its own braces are the
+        first), or is not closed. Whether the tool exists and its arguments fit is the executor's to say. Takes time
+        linear in the length of the text.
 
     Example:
         >>> parse_action('<think>a map</think><response> Lyon </response>').response
@@ -116,10 +125,9 @@ def _scan(text: str) -> _Scan:
     actions: list[Action] = []
     n_thinks, first_is_think, stray = 0, False, False
     position = 0
-    while (opened := _next_block(text, position)) is not None:
-        tag, start = opened
+    while len(actions) < 2 and (opened := _OPENING_TAG.search(text, position)) is not None:
+        tag, start, body = opened[0], opened.start(), opened.end()
         stray = stray or bool(text[position:start].strip())
-        body = start + len(tag)
         if tag == TOOL_CALL:
             action, position = _read_call(text, body)
             actions.append(action)
@@ -137,23 +145,21 @@ def _scan(text: str) -> _Scan:
     return _Scan(actions, n_thinks, first_is_think, stray or bool(text[position:].strip()))
 
 
-def _next_block(text: str, position: int) -> tuple[str, int] | None:
-    found = [(text.find(tag, position), tag) for tag in (THINK, TOOL_CALL, RESPONSE)]
-    start, tag = min(((start, tag) for start, tag in found if start >= 0), default=(-1, ""))
-    return None if start < 0 else (tag, start)
-
-
 def _read_call(text: str, body: int) -> tuple[Action, int]:
     """The call whose tag ends at ``body``, and the position behind it. JSON decides where the call ends, not a tag."""
-    start = len(text) - len(text[body:].lstrip())
     try:
-        value, end = _JSON.raw_decode(text, start)
+        value, end = _JSON.raw_decode(text, _behind_space(text, body))
     except (ValueError, RecursionError):
         return _MALFORMED, _behind_closer(text, body)
-    rest = text[end:].lstrip()
-    if not rest.startswith(TOOL_CALL_END):
+    closer = _behind_space(text, end)
+    if not text.startswith(TOOL_CALL_END, closer):
         return _MALFORMED, _behind_closer(text, end)
-    return _call_of(value), len(text) - len(rest) + len(TOOL_CALL_END)
+    return _call_of(value), closer + len(TOOL_CALL_END)
+
+
+def _behind_space(text: str, position: int) -> int:
+    space = _SPACE.match(text, position)
+    return position if space is None else space.end()
 
 
 def _behind_closer(text: str, position: int) -> int:
@@ -165,15 +171,32 @@ def _call_of(value: object) -> Action:
     if not isinstance(value, dict):
         return _MALFORMED
     name, arguments = value.get("name"), value.get("arguments")
-    if not isinstance(name, str) or not isinstance(arguments, dict) or not _is_unicode(value):
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not _is_passable(value):
         return _MALFORMED
     return Action(kind="tool_call", name=name, arguments=arguments, well_formed=value.keys() == _CALL_KEYS)
 
 
-def _is_unicode(value: object) -> bool:
-    r"""Whether every string can be encoded: JSON may escape half a surrogate pair (``"\ud800"``)."""
+def _is_passable(value: object) -> bool:
+    r"""Whether a JSON value is nested at most 32 levels deep and every string in it can be encoded.
+
+    JSON may escape half a surrogate pair (``"\ud800"``). No recursion: how deep the value goes is the policy's choice.
+    """
+    waiting: list[tuple[object, int]] = [(value, 1)]
+    while waiting:
+        inner, level = waiting.pop()
+        if isinstance(inner, str) and not _is_unicode(inner):
+            return False
+        if isinstance(inner, dict | list):
+            if level > _MAX_NESTING:
+                return False
+            parts = [*inner.keys(), *inner.values()] if isinstance(inner, dict) else inner
+            waiting += [(part, level + 1) for part in parts]
+    return True
+
+
+def _is_unicode(text: str) -> bool:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
@@ -193,6 +216,15 @@ def _call_json(name: str | None, arguments: Mapping[str, Any] | None) -> str:
         encoded = json.dumps(dict(arguments), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise RenderError(f"the arguments of {name} cannot be written as JSON ({error}): {arguments!r}") from error
+    except RecursionError as error:
+        raise RenderError(
+            f"the arguments of {name} are nested too deep; at most {_MAX_NESTING} levels are read"
+        ) from error
+    if not _is_passable({"name": name, "arguments": json.loads(encoded)}):
+        raise RenderError(
+            f"the call of {name} is nested deeper than {_MAX_NESTING} levels or holds half a surrogate pair, and would "
+            "not be read back; make it flatter, or mend its text"
+        )
     return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {encoded}}}'
 
 

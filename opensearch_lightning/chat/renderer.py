@@ -45,6 +45,10 @@ _TOOLS_FOOT = (
 )
 
 
+class ControlStringError(RenderError):
+    """Tool schemas hold a control string, which the chat template would make a token of their text."""
+
+
 class ChatRenderer:
     """Renders conversations to the tokens that Qwen3-VL's chat template gives, without ever re-reading them.
 
@@ -60,6 +64,7 @@ class ChatRenderer:
         image_cache_bytes: how much preprocessed images are kept for the next rollout of the same task.
 
     Raises:
+        ControlStringError: if the schemas hold the text of a control token.
         RenderError: if the processor's template renders a probe conversation otherwise, naming the turn; so one that
             rewrites earlier turns (drops old reasoning, or images of tool turns) is refused.
     """
@@ -91,6 +96,7 @@ class ChatRenderer:
         """Side of the square of patches that makes one image token."""
         self.vocab_size = len(self._tokenizer)
         """Number of tokens that mean something; a model's output may be wider, and ids from here on are noise."""
+        self._check_tools()
         check_template(processor, self._probe_text, self.conversation, tools=self._tools or None)
 
     def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ChatRenderer:
@@ -193,6 +199,15 @@ class ChatRenderer:
             text = self._encoder.text_of(_one_pad_each(segments, self.image_token_id))
             texts.append(text + turn.text + IM_END + "\n" if isinstance(turn, AssistantTurn) else text)
         return texts
+
+    def _check_tools(self) -> None:
+        written = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in self._tools)
+        held = sorted(name for name in self._encoder.control_ids if name in written)
+        if held:
+            raise ControlStringError(
+                f"the tool schemas hold the control strings {held}, which the chat template would turn into tokens; "
+                "word the schemas otherwise, or leave them out of the system turn"
+            )
 
     def _header(self, role: str) -> list[Segment]:
         return [self._im_start, f"{role}\n"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from opensearch_lightning.dashboards.report import write_report
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.paths import check_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +28,13 @@ def run(args: argparse.Namespace) -> int:
     """Writes the page and prints where it is; returns the exit status 0.
 
     Raises:
-        ConfigurationError: when a run directory or the evaluation file is not there.
+        ConfigurationError: when a run directory or the evaluation file is not there, or the page cannot be written.
     """
     for directory in args.runs:
         if not directory.is_dir():
             raise ConfigurationError(f"There is no run directory {directory}; give one that a training run wrote.")
     out = args.out or args.runs[-1] / "report.html"
+    check_file("--out", out)
     path = write_report(args.runs, out, args.evaluation, title=args.title)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if args.open:

@@ -26,7 +26,7 @@ from opensearch_lightning.dashboards.curves import (
     tool_figures,
 )
 from opensearch_lightning.dashboards.page_json import page_json
-from opensearch_lightning.errors import ConfigurationError, DataError
+from opensearch_lightning.errors import ConfigurationError, DataError, one_line
 
 MAX_BYTES = 7_000_000
 """Default size limit of a page."""
@@ -60,7 +60,7 @@ def write_report(
         max_bytes: size limit; trajectories fill what the rest leaves.
 
     Raises:
-        ConfigurationError: without run directories, or with an ``evaluation`` file that is not there.
+        ConfigurationError: without run directories, or with an ``evaluation`` file that is not there or not readable.
     """
     directories = _named(run_dirs)
     notes = [f"{name}: there is no directory {path}" for name, path in directories.items() if not path.is_dir()]
@@ -149,7 +149,7 @@ def _evaluation(
         paths = [path / "evaluation.json" for path in directories.values()]
         sources = [_json(path, notes) for path in paths if path.is_file()]
     elif Path(evaluation).is_file():
-        sources = [_json(Path(evaluation), notes)]
+        sources = [_given(Path(evaluation))]
     else:
         raise ConfigurationError(f"There is no evaluation file {evaluation}; leave it out, or write it first.")
     rows: dict[str, Any] = {}
@@ -200,6 +200,20 @@ def _json(path: Path, notes: list[str]) -> Any:
     except ValueError as error:
         notes.append(f"{path} is not readable JSON: {error}")
         return {"rows": []}
+
+
+def _given(path: Path) -> Any:
+    """An evaluation file that was asked for: what is wrong with it is an error, not a note on the page."""
+    try:
+        source = json.loads(path.read_text(encoding="utf-8"))
+        for row in source["rows"]:
+            _row(row)
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The evaluation file {path} cannot be used ({one_line(repr(error))}); it must be JSON with rows of name "
+            "and cells. Leave it out, or write it anew."
+        ) from error
+    return source
 
 
 def _text(value: Any) -> str:

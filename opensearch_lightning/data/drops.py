@@ -3,7 +3,7 @@
 from collections import defaultdict
 from enum import StrEnum
 
-from opensearch_lightning.errors import DataError
+from opensearch_lightning.errors import ConfigurationError, DataError
 
 _NAMED = 5
 
@@ -12,7 +12,9 @@ class DropReason(StrEnum):
     """Why a row or task is left out."""
 
     BAD_RECORD = "bad_record"
+    BAD_TEXT = "bad_text"
     BAD_TOOLS = "bad_tools"
+    CONTROL_STRINGS_IN_TOOLS = "control_strings_in_tools"
     UNKNOWN_ROLE = "unknown_role"
     TURN_ORDER = "turn_order"
     NO_POLICY_TURN = "no_policy_turn"
@@ -37,17 +39,33 @@ class UnusableRow(DataError):
         self.reason = reason
 
 
+def checked_max_dropped(fraction: float) -> float:
+    """``fraction`` itself, a limit on dropped rows.
+
+    Raises:
+        ConfigurationError: it does not lie in [0, 1].
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise ConfigurationError(
+            f"max_dropped is the fraction of rows that may be dropped; got {fraction}, set 0 to 1."
+        )
+    return fraction
+
+
 class DropReport:
     """Counts what was kept and dropped of one source.
 
     Args:
         source: what the rows came from, for messages.
         limit: largest fraction of dropped rows that is accepted by :meth:`check`.
+
+    Raises:
+        ConfigurationError: the limit is no fraction.
     """
 
     def __init__(self, source: str, *, limit: float = 0.01) -> None:
         self.source = source
-        self.limit = limit
+        self.limit = checked_max_dropped(limit)
         self.kept = 0
         self.dropped: dict[DropReason, list[str]] = defaultdict(list)
 

@@ -25,7 +25,7 @@ def load_image(source: Any, root: Path | None) -> bytes:
     if isinstance(source, Mapping):
         source = source.get("bytes") or source.get("path")
     if isinstance(source, Image.Image):
-        return png_bytes(as_rgb(source))
+        return _stored(source)
     encoded = _read(source, root) if isinstance(source, str | Path) else source
     if not isinstance(encoded, bytes):
         raise UnusableRow(DropReason.MISSING_IMAGE, f"an image is a path or bytes, got {type(source).__name__}.")
@@ -38,15 +38,24 @@ def load_image(source: Any, root: Path | None) -> bytes:
     return encoded
 
 
+def _stored(image: Image.Image) -> bytes:
+    try:
+        return png_bytes(as_rgb(image))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # opened, and not read so far
+        raise UnusableRow(DropReason.BROKEN_IMAGE, f"an image cannot be decoded: {error}.") from error
+
+
 def _read(name: str | Path, root: Path | None) -> bytes:
     if root is None:
         raise UnusableRow(
             DropReason.MISSING_IMAGE, f"image {str(name)!r} is a path; say which folder holds the images."
         )
-    path = (root / name).resolve()
-    if not path.is_relative_to(root.resolve()):
-        raise UnusableRow(DropReason.MISSING_IMAGE, f"image {str(name)!r} lies outside of {root}.")
     try:
+        path = (root / name).resolve()
+        if not path.is_relative_to(root.resolve()):
+            raise UnusableRow(DropReason.MISSING_IMAGE, f"image {str(name)!r} lies outside of {root}.")
         return path.read_bytes()
-    except OSError as error:
+    except UnusableRow:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # also: a NUL or half a surrogate pair in it, a loop of links
         raise UnusableRow(DropReason.MISSING_IMAGE, f"image {str(name)!r} cannot be read: {error}.") from error

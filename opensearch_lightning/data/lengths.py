@@ -11,17 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from opensearch_lightning.chat import ControlStringError
 from opensearch_lightning.data.drops import DropReason, DropReport
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.errors import RenderError
 
 _log = logging.getLogger(__name__)
-UNUSABLE = -1
+_UNUSABLE = {-1: DropReason.BROKEN_IMAGE, -2: DropReason.CONTROL_STRINGS_IN_TOOLS}
 Lengths = NDArray[np.int64]
 
 
 def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None = None) -> Lengths:
-    """Tokens of every row, image tokens counted; ``UNUSABLE`` for one that cannot be rendered.
+    """Tokens of every row, image tokens counted; below 0 for one that cannot be rendered, by reason.
 
     Args:
         source: the rows.
@@ -53,11 +54,11 @@ def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropp
         DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
     """
     report = DropReport("SFT shards", limit=max_dropped)
-    for index in np.flatnonzero(lengths == UNUSABLE):
-        report.drop(DropReason.BROKEN_IMAGE, source.name(int(index)))
+    for index in np.flatnonzero(lengths < 0):
+        report.drop(_UNUSABLE[int(lengths[index])], source.name(int(index)))
     for index in np.flatnonzero(lengths > max_length):
         report.drop(DropReason.TOO_LONG, f"{source.name(int(index))}: {lengths[index]} tokens")
-    rows = np.flatnonzero((lengths != UNUSABLE) & (lengths <= max_length))
+    rows = np.flatnonzero((lengths >= 0) & (lengths <= max_length))
     report.kept = len(rows)
     report.check()
     if report.n_dropped:
@@ -77,7 +78,7 @@ class _Measured(Dataset[int]):
             return len(self._source.sample(index).token_ids)
         except RenderError as error:
             _log.warning("row %s cannot be used: %s", self._source.name(index), error)
-            return UNUSABLE
+            return -2 if isinstance(error, ControlStringError) else -1
 
 
 def _write(path: Path, lengths: Lengths) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opensearch_lightning.data.drops import DropReason, DropReport
+from opensearch_lightning.data.drops import DropReason, DropReport, checked_max_dropped
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import EpochOrder, Rows
 from opensearch_lightning.data.rows import rl_task
@@ -41,7 +41,7 @@ class SearchVLRLDataModule(ResumableDataModule):
 
     Raises:
         ConfigurationError: ``prompts_per_step`` or the validation tasks cannot be shared equally by the ranks, more
-            prompts than tasks, or a limit without ``prompt_tokens``.
+            prompts than tasks, a limit without ``prompt_tokens``, or ``max_dropped`` outside [0, 1].
         DataError: from ``setup``, when shards are missing or too many tasks are refused.
     """
 
@@ -70,7 +70,7 @@ class SearchVLRLDataModule(ResumableDataModule):
         self._prompts_per_step, self._val_batch, self._val_tasks = prompts_per_step, val_batch, val_tasks
         self._seed, self._num_workers = seed, num_workers
         self._prompt_tokens, self._max_prompt_tokens = prompt_tokens, max_prompt_tokens
-        self._max_dropped = max_dropped
+        self._max_dropped = checked_max_dropped(max_dropped)
         self._train: _Tasks | None = None
         self._val: _Tasks | None = None
 

@@ -1,9 +1,12 @@
 """SFT rows and RL tasks to and from shards."""
 
+import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from opensearch_lightning.data.drops import DropReport, UnusableRow
 from opensearch_lightning.data.images import load_image
@@ -13,6 +16,8 @@ from opensearch_lightning.errors import DataError
 from opensearch_lightning.types import Task
 
 _log = logging.getLogger(__name__)
+# Vision processors refuse images longer than 200 times their width, and rounding their sides brings some nearer to it.
+_MAX_ASPECT = 100
 
 
 def write_sft_shards(
@@ -38,6 +43,7 @@ def write_sft_shards(
 
     Raises:
         DataError: ``out`` exists, or too many rows cannot be used.
+        ConfigurationError: ``max_dropped`` outside [0, 1].
     """
     report = DropReport(str(out), limit=max_dropped)
     root = Path(image_root) if image_root is not None else None
@@ -85,7 +91,8 @@ def write_rl_shards(tasks: Iterable[Task], out: Path | str, *, chunk_bytes: int 
     """Write tasks as shards.
 
     Args:
-        tasks: tasks with distinct ids; their metadata must be JSON (tuples come back as lists).
+        tasks: tasks with distinct ids, a question and an answer, and images at most 100 times longer than wide; their
+            metadata must be JSON (tuples come back as lists).
         out: folder to make.
         chunk_bytes: size of a chunk file.
 
@@ -93,8 +100,8 @@ def write_rl_shards(tasks: Iterable[Task], out: Path | str, *, chunk_bytes: int 
         Number of tasks.
 
     Raises:
-        DataError: ``out`` exists, an id comes twice (groups are formed by id), an image cannot be decoded, or there
-            is no task.
+        DataError: ``out`` exists, an id comes twice (groups are formed by id), a text is missing or none, an image
+            cannot be decoded or is too long, or there is no task. The message names the task.
     """
     return write_shards(_task_records(tasks), out, kind=ShardKind.RL, chunk_bytes=chunk_bytes)
 
@@ -102,13 +109,11 @@ def write_rl_shards(tasks: Iterable[Task], out: Path | str, *, chunk_bytes: int 
 def _task_records(tasks: Iterable[Task]) -> Iterator[Record]:
     seen: set[str] = set()
     for task in tasks:
+        _check_texts(task)
         if task.id in seen:
             raise DataError(f"task id {task.id!r} comes twice; groups are formed by id, so give each task its own.")
         seen.add(task.id)
-        try:
-            images = [load_image(image, None) for image in task.images]
-        except UnusableRow as error:
-            raise DataError(f"task {task.id!r}: {error}") from error
+        images = _task_images(task)
         yield (
             {
                 "id": task.id,
@@ -119,6 +124,39 @@ def _task_records(tasks: Iterable[Task]) -> Iterator[Record]:
             },
             images,
         )
+
+
+def _check_texts(task: Task) -> None:
+    if not isinstance(task.aliases, list | tuple):
+        raise DataError(f"task {task.id!r}: aliases are a list of texts, got {task.aliases!r:.80}.")
+    texts = [("id", task.id), ("question", task.question), ("answer", task.answer)]
+    for part, text in [*texts, *(("alias", alias) for alias in task.aliases)]:
+        if not isinstance(text, str) or not text.strip():
+            raise DataError(f"task {task.id!r}: its {part} must be a text that is not empty, got {text!r:.80}.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"task {task.id!r}: its {part} holds half a surrogate pair: {text!r:.80}.") from error
+    if not isinstance(task.metadata, Mapping):
+        raise DataError(f"task {task.id!r}: metadata are a mapping, got {task.metadata!r:.80}.")
+
+
+def _task_images(task: Task) -> list[bytes]:
+    if not isinstance(task.images, list | tuple):
+        raise DataError(f"task {task.id!r}: images are a list of encoded files, got {type(task.images).__name__}.")
+    try:
+        images = [load_image(image, None) for image in task.images]
+    except UnusableRow as error:
+        raise DataError(f"task {task.id!r}: {error}") from error
+    for number, encoded in enumerate(images, start=1):
+        with Image.open(io.BytesIO(encoded)) as image:
+            width, height = image.size
+        if max(width, height) > _MAX_ASPECT * min(width, height):
+            raise DataError(
+                f"task {task.id!r}: image {number} of {width}x{height} pixels is more than {_MAX_ASPECT} times longer "
+                "than wide; cut or pad it."
+            )
+    return images
 
 
 def rl_task(record: Mapping[str, Any], images: tuple[bytes, ...]) -> Task:

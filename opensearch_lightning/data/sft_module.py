@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from opensearch_lightning.chat import ModelBatch, TokenizedSample, collate
+from opensearch_lightning.data.drops import checked_max_dropped
 from opensearch_lightning.data.lengths import Lengths, measure, usable
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import LengthOrder, Rows
@@ -42,7 +43,8 @@ class SearchVLSFTDataModule(ResumableDataModule):
 
     Raises:
         DataError: from ``setup``, when shards are missing or too many rows are unusable.
-        ConfigurationError: from ``setup``, when a global batch takes more rows than there are.
+        ConfigurationError: ``max_dropped`` outside [0, 1]; from ``setup``, when a global batch takes more rows than
+            there are.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class SearchVLSFTDataModule(ResumableDataModule):
         self._processor = processor
         self._batch_size, self._val_batch_size = batch_size, val_batch_size or batch_size
         self._seed, self._window, self._num_workers = seed, window, num_workers
-        self._max_length, self._max_dropped = max_length, max_dropped
+        self._max_length, self._max_dropped = max_length, checked_max_dropped(max_dropped)
         self._render_tools, self._cached_tokens = render_tools, cached_tokens
         self._lengths_dir = Path(lengths_dir) if lengths_dir is not None else None
         self._train: _Split | None = None

@@ -103,11 +103,11 @@ def _write_index(folder: Path, digest: str) -> None:
 
 def _encode(record: Mapping[str, Any], images: Sequence[bytes]) -> dict[str, bytes]:
     try:
-        text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
         raise DataError(f"row {record.get('id')!r} cannot be stored as JSON: {error}.") from error
     return {
-        "record": text.encode(),
+        "record": text,
         "sizes": json.dumps([len(image) for image in images]).encode(),
         "blob": b"".join(images),
     }

@@ -73,15 +73,15 @@ def parse_sharegpt(record: Any, *, name: str, image_root: Path | None = None) ->
     _check_order([speaker for speaker, _ in conversations])
     if any(speaker == "gpt" and not text.strip() for speaker, text in conversations):
         raise UnusableRow(DropReason.EMPTY_POLICY_TURN, "a gpt turn is empty.")
-    sources = record.get("images") or []
+    sources = _images(record.get("images"))
     placeholders = sum(text.count(PLACEHOLDER) for speaker, text in conversations if speaker != "gpt")
     if placeholders != len(sources):
         raise UnusableRow(DropReason.IMAGE_COUNT, f"{placeholders} placeholders for {len(sources)} images.")
     return SFTRow(
-        id=str(record.get("id", name)),
+        id=_encodable("id", str(record.get("id", name))),
         conversations=conversations,
         images=tuple(load_image(source, image_root) for source in sources),
-        system=record.get("system") or None,
+        system=_system(record.get("system")),
         tools=_tools(record.get("tools")),
     )
 
@@ -91,7 +91,30 @@ def _speaker_and_text(turn: Any) -> tuple[str, str]:
         raise UnusableRow(DropReason.BAD_RECORD, f"a turn has 'from' and a text 'value', got {turn!r:.80}.")
     if turn.get("from") not in _SPEAKERS:
         raise UnusableRow(DropReason.UNKNOWN_ROLE, f"a turn is from {turn.get('from')!r}, not one of {_SPEAKERS}.")
-    return turn["from"], turn["value"]
+    return turn["from"], _encodable("turn", turn["value"])
+
+
+def _encodable(part: str, text: str) -> str:
+    """``text`` itself, if it can be stored and tokenized."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UnusableRow(DropReason.BAD_TEXT, f"the {part} holds half a surrogate pair: {error}.") from error
+    return text
+
+
+def _images(images: Any) -> Sequence[Any]:
+    if images is None:
+        return []
+    if not isinstance(images, list | tuple):
+        raise UnusableRow(DropReason.BAD_RECORD, f"images are a list, got {type(images).__name__}.")
+    return images
+
+
+def _system(system: Any) -> str | None:
+    if system is not None and not isinstance(system, str):
+        raise UnusableRow(DropReason.BAD_RECORD, f"a system prompt is a text, got {type(system).__name__}.")
+    return _encodable("system prompt", system) if system else None
 
 
 def _check_order(speakers: Sequence[str]) -> None:
@@ -109,10 +132,14 @@ def _check_order(speakers: Sequence[str]) -> None:
 def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     try:
         schemas = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools or []
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableRow(DropReason.BAD_TOOLS, f"tools are no JSON: {error}.") from error
     if not isinstance(schemas, list) or not all(isinstance(schema, Mapping) for schema in schemas):
         raise UnusableRow(DropReason.BAD_TOOLS, f"tools are a list of schemas, got {type(schemas).__name__}.")
+    try:
+        json.dumps(schemas, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnusableRow(DropReason.BAD_TOOLS, f"tools cannot be stored as JSON: {error}.") from error
     return tuple(schemas)
 
 

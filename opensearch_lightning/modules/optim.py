@@ -28,8 +28,9 @@ def adamw(
     """AdamW on the trainable parameters; weight decay on matrices only, not on biases and norms.
 
     Raises:
-        ConfigurationError: the model has no trainable parameter.
+        ConfigurationError: a learning rate that is none, or a model without a trainable parameter.
     """
+    _check_lr(lr)
     parameters = _trainable(model)
     return AdamW(_decay_groups(parameters, weight_decay), lr=lr, betas=betas, eps=eps)
 
@@ -49,8 +50,10 @@ def muon_adamw(
     tied); Muon's update is scaled to the size of AdamW's (``adjust_lr_fn="match_rms_adamw"``).
 
     Raises:
-        ConfigurationError: the model has no trainable hidden matrix, or nothing else to train.
+        ConfigurationError: a learning rate that is none, or a model without a trainable hidden matrix or without
+            anything else to train.
     """
+    _check_lr(lr)
     trainable = _trainable(model)
     hidden = {id(parameter) for parameter in _hidden_matrices(model)}
     matrices = [p for p in trainable if id(p) in hidden]
@@ -138,6 +141,11 @@ def warmup_schedule(
         return min_ratio + (1 - min_ratio) * course
 
     return LambdaLR(optimizer, fraction)
+
+
+def _check_lr(lr: float) -> None:
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 <= lr < math.inf:
+        raise ConfigurationError(f"lr is {lr!r}; set a learning rate of 0 or more, such as 1e-5.")
 
 
 def _trainable(model: nn.Module) -> list[nn.Parameter]:

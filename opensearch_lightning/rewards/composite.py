@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Real
 from typing import Protocol
 
 from opensearch_lightning.errors import ConfigurationError, JudgeError
@@ -55,7 +57,8 @@ class CompositeReward:
         """Reward of one trajectory.
 
         Raises:
-            JudgeError: a judge failed or returned what is no verdict or score; leave the trajectory out of its group.
+            JudgeError: a judge failed, in whatever way, or returned what is no verdict or score; leave the trajectory
+                out of its group.
         """
         prefix = [step for step in trajectory.steps if step.index < trajectory.fatal_step]
         form = format_reward(prefix, complete=len(prefix) == len(trajectory.steps))
@@ -73,7 +76,8 @@ class CompositeReward:
     async def _accuracy(self, task: Task, response: str | None) -> float:
         if response is None or not response.strip():
             return 0.0
-        verdict = await self.accuracy.judge(task.question, response, task)
+        with _naming("accuracy", self.accuracy, task):
+            verdict = await self.accuracy.judge(task.question, response, task)
         if not isinstance(verdict, bool):
             raise JudgeError(f"accuracy judge of task {task.id!r} returned {verdict!r}, not true or false.")
         return float(verdict)
@@ -81,7 +85,22 @@ class CompositeReward:
     async def _query(self, task: Task, prefix: Sequence[Step]) -> float:
         if not searches(task.question, prefix):
             return 0.0
-        score = await self.query.score(task, prefix)
-        if not (math.isfinite(score) and 0.0 <= score <= 1.0):
+        with _naming("query", self.query, task):
+            score = await self.query.score(task, prefix)
+        is_number = isinstance(score, Real) and not isinstance(score, bool)
+        if not (is_number and math.isfinite(score) and 0.0 <= score <= 1.0):
             raise JudgeError(f"query judge of task {task.id!r} returned {score!r}, not a score in [0, 1].")
         return float(score)
+
+
+@contextmanager
+def _naming(role: str, judge: object, task: Task) -> Iterator[None]:
+    """Turn whatever a judge raises into a ``JudgeError``: one trajectory is left out, the run goes on."""
+    try:
+        yield
+    except JudgeError:
+        raise
+    except Exception as error:
+        raise JudgeError(
+            f"{role} judge {type(judge).__name__} of task {task.id!r} raised {type(error).__name__}: {error}."
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import statistics
 import threading
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _MIN_SIDE = 32
 _DETECTION_SIDE = 128
+# RapidOCR shrinks an image to 2000 pixels in length and fails where less than 32 are left of its width.
+_MAX_ASPECT = 60
 _TITLE_HEIGHT = 1.4
 _PARAGRAPH_GAP = 0.9
 # Narrower columns, in line heights, are cells of a table: read along the row.
@@ -94,7 +97,8 @@ class LayoutReader:
 
     def _lines(self, image: Image.Image) -> list[Line]:
         pixels = np.asarray(image)[:, :, ::-1]
-        below, right = max(0, _MIN_SIDE - image.height), max(0, _MIN_SIDE - image.width)
+        least = max(_MIN_SIDE, math.ceil(max(image.size) / _MAX_ASPECT))
+        below, right = max(0, least - image.height), max(0, least - image.width)
         if below or right:
             pixels = cv2.copyMakeBorder(pixels, 0, below, 0, right, cv2.BORDER_REPLICATE)
         with self._engine() as engine:

@@ -6,6 +6,7 @@ equal pictures share one result whatever their names.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import cv2
@@ -28,25 +29,40 @@ _MIN_AREA = 0.1
 _MIN_FILL = 0.93
 _MIN_SIDE = 8
 _SAME_DISTANCE = 0.1
+# As fractions of the image's sides: how near its corners three and the fourth of a frame are.
+_AT_CORNER, _NEAR_CORNER = 0.06, 0.2
+_NOISE = 1e-6
 
 
 def crop(image: Image.Image, x: float, y: float, width: float, height: float) -> ToolOutput:
-    """Cut the box ``(x, y, width, height)`` out, rounded to whole pixels and clipped to the image with a note.
+    """Cut out the pixels that the box ``(x, y, width, height)`` touches; what lies outside is left off, with a note.
 
     Raises:
-        ToolError: ``invalid_argument`` when nothing of the box lies inside the image, or hardly a line is left.
+        ToolError: ``invalid_argument`` when the box is smaller than a pixel, nothing of it lies inside the image, or
+            hardly a line is left.
     """
-    left, top, right, bottom = round(x), round(y), round(x + width), round(y + height)
-    inside = (max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height))
-    wide, high = inside[2] - inside[0], inside[3] - inside[1]
     size = f"the image of {image.width}x{image.height} pixels"
     box = f"{x:g},{y:g},{width:g},{height:g}"
+    if width < 1 or height < 1:
+        raise ToolError(
+            ErrorKind.INVALID_ARGUMENT, f"The box {box} is smaller than a pixel of {size}; take whole pixels."
+        )
+    left, right = _touched(x, width, image.width)
+    top, bottom = _touched(y, height, image.height)
+    wide, high = right - left, bottom - top
     if wide < 1 or high < 1:
         raise ToolError(ErrorKind.INVALID_ARGUMENT, f"The box {box} lies outside {size}.")
     if _is_line(wide, high):
         raise ToolError(ErrorKind.INVALID_ARGUMENT, f"The box {box} leaves only a line of {size}; take a wider one.")
-    note = None if inside == (left, top, right, bottom) else f"Box clipped to {size}."
-    return ToolOutput(image=image.crop(inside), note=note)
+    clipped = x < 0 or y < 0 or x + width > image.width + _NOISE or y + height > image.height + _NOISE
+    return ToolOutput(image=image.crop((left, top, right, bottom)), note=f"Box clipped to {size}." if clipped else None)
+
+
+def _touched(start: float, extent: float, limit: int) -> tuple[int, int]:
+    """First pixel and end of those between 0 and ``limit`` that ``[start, start + extent]`` touches."""
+    # Clipped first: the sum of huge numbers is no integer. A sliver is the rounding of floats, and touches nothing.
+    first, end = min(max(start, 0.0), float(limit)), min(max(start + extent, 0.0), float(limit))
+    return math.floor(first + _NOISE), math.ceil(end - _NOISE)
 
 
 def sharpen(image: Image.Image, amount: float) -> ToolOutput:
@@ -127,7 +143,8 @@ def rectify(pixels: Array, corners: Array) -> Array:
 def find_quadrilateral(pixels: Array) -> Array | None:
     """Corners ``[4, 2]`` of the largest reliable quadrilateral in ``[H, W]`` or ``[H, W, 3]`` pixels, or ``None``.
 
-    Reliable: convex, at least a tenth of the image, and its outline really has four straight sides.
+    Reliable: convex, at least a tenth of the image, not the image itself, and its outline really has four straight
+    sides.
     """
     gray = pixels if pixels.ndim == 2 else cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY)
     smooth = cv2.GaussianBlur(gray, (5, 5), 0)
@@ -138,9 +155,17 @@ def find_quadrilateral(pixels: Array) -> Array | None:
         if cv2.contourArea(hull) <= best_area:
             continue
         corners = _four_corners(hull)
-        if corners is not None:
+        if corners is not None and not _is_frame(corners, gray.shape[1], gray.shape[0]):
             best, best_area = corners, cv2.contourArea(hull)
     return best
+
+
+def _is_frame(corners: Array, width: int, height: int) -> bool:
+    """Whether the corners are about those of the image: of noise or a pattern all over it, not of a thing in it."""
+    frame = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
+    distances = np.sort((np.abs(order_corners(corners) - frame) / (width, height)).max(axis=1))
+    # The outline of noise is ragged: where it ends early, one corner is cut off.
+    return bool(distances[2] <= _AT_CORNER and distances[3] <= _NEAR_CORNER)
 
 
 def _four_corners(hull: Array) -> Array | None:

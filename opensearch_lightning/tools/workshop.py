@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from PIL import Image
 
 from opensearch_lightning.errors import ToolError
 from opensearch_lightning.tools.arguments import image_arguments
@@ -85,7 +87,7 @@ class Workshop:
             return await self._run(call, images)
 
     async def _run(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
-        task = asyncio.ensure_future(call.tool.run(call.arguments, images))
+        task = asyncio.ensure_future(_carry_out(call, images))
         task.add_done_callback(_retrieve)
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
@@ -96,15 +98,40 @@ class Workshop:
             raise unavailable(call.tool.name, ErrorKind.TIMEOUT)
         try:
             output = task.result()
-        except ToolError:
-            raise
-        except (Exception, asyncio.CancelledError) as error:
+        except ToolError as error:
+            raise ToolError(error.kind, _encodable(str(error.message))) from error
+        except BaseException as error:
             logger.warning("The tool %s raised on %s", call.tool.name, dict(call.arguments), exc_info=error)
             raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR) from error
-        if not isinstance(output, ToolOutput):
-            logger.warning("The tool %s returned %r instead of a ToolOutput", call.tool.name, type(output))
+        if (fault := _fault(output)) is not None:
+            logger.warning("The tool %s returned %s", call.tool.name, fault)
             raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
-        return output
+        note = None if output.note is None else _encodable(output.note)
+        return replace(output, text=_encodable(output.text), note=note)
+
+
+async def _carry_out(call: CheckedCall, images: ImageBook) -> ToolOutput:
+    try:
+        return await call.tool.run(call.arguments, images)
+    except (KeyboardInterrupt, SystemExit) as error:
+        # A task hands these on to its loop, whose end would leave every other call waiting.
+        raise RuntimeError(f"the tool tried to end the process: {error!r}") from error
+
+
+def _fault(output: object) -> str | None:
+    """What keeps ``output`` from being given to the policy."""
+    if not isinstance(output, ToolOutput):
+        return f"{type(output)} instead of a ToolOutput"
+    if not isinstance(output.text, str) or not isinstance(output.note, str | None):
+        return f"a text of {type(output.text)} with a note of {type(output.note)}"
+    if not isinstance(output.image, Image.Image | None):
+        return f"an image of {type(output.image)} instead of a PIL image"
+    return None
+
+
+def _encodable(text: str) -> str:
+    """``text`` with a question mark for every half of a surrogate pair, which no tokenizer or file takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def unavailable(tool: str, kind: ErrorKind) -> ToolError:

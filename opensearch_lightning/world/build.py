@@ -17,8 +17,9 @@ from zlib import crc32
 import numpy as np
 from PIL import Image
 
-from opensearch_lightning.errors import DataError
+from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.graph.walk import WalkRules
+from opensearch_lightning.paths import check_folder
 from opensearch_lightning.tools.image_index import ImageIndex
 from opensearch_lightning.tools.text_index import TextIndex
 from opensearch_lightning.world.calibrate import PictureMaker, Shown
@@ -66,9 +67,12 @@ def build_world(
         force: replace a world already there.
 
     Raises:
-        ConfigurationError: settings that cannot work, say, more tasks than the world has walks.
+        ConfigurationError: settings that cannot work, say, more tasks than the world has walks, or a place that
+            cannot be written.
         DataError: ``out_dir`` exists already.
     """
+    if workers < 1:
+        raise ConfigurationError(f"workers={workers}: set 1 thread or more")
     given = {"splits": splits, "hop_probabilities": hop_probabilities, "pictures": pictures}
     settings = WorldSettings(
         pages=pages,
@@ -79,6 +83,7 @@ def build_world(
     )
     out = Path(out_dir)
     _check_free(out, force)
+    check_folder("out", out.parent)
     partial = out.with_name(f".{out.name}.{uuid4().hex}")
     partial.mkdir(parents=True)
     try:

@@ -48,6 +48,11 @@ class World:
             manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"no world at {path} ({error}): make one with `opensearch world {path}`") from error
+        if not isinstance(manifest, dict):
+            raise DataError(
+                f"{path / MANIFEST} describes no world: it holds a JSON {type(manifest).__name__}, not an object; make "
+                f"one with `opensearch world {path}`"
+            )
         if manifest.get("format") != FORMAT:
             raise DataError(
                 f"the world at {path} has format {manifest.get('format')}, this version reads {FORMAT}: build it again"

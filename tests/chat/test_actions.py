@@ -1,12 +1,13 @@
 import json
 import string
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opensearch_lightning.chat import format_action, parse_action
+from opensearch_lightning.chat import actions, format_action, parse_action
 from opensearch_lightning.errors import RenderError
 from opensearch_lightning.types import Action, ErrorKind
 
@@ -56,6 +57,54 @@ def call(body: str) -> Action:
 )
 def test_what_is_not_one_strict_json_call_is_malformed(body):
     assert call(body) == Action(kind="error", error=ErrorKind.MALFORMED_CALL)
+
+
+def nested(levels: int) -> str:
+    """Arguments with lists inside, so that the whole call is ``levels`` deep."""
+    return '{"name": "crop", "arguments": {"x": ' + "[" * (levels - 2) + "]" * (levels - 2) + "}}"
+
+
+@pytest.mark.parametrize("levels", [33, 500, 900, 990, 5_000])
+def test_nesting_is_bounded(levels):
+    assert call(nested(32)).kind == "tool_call"
+    assert call(nested(levels)) == Action(kind="error", error=ErrorKind.MALFORMED_CALL)
+    objects = '{"name": "crop", "arguments": ' + '{"x": ' * (levels - 1) + "1" + "}" * levels
+    assert call(objects) == Action(kind="error", error=ErrorKind.MALFORMED_CALL)
+
+
+@pytest.mark.parametrize("levels", [33, 100_000])
+def test_what_is_nested_too_deep_is_not_written(levels):
+    value: list = []
+    for _ in range(levels - 3):
+        value = [value]
+    with pytest.raises(RenderError, match=r"nested .*32 levels"):
+        format_action("x", call=("crop", {"x": value}))
+
+
+def test_calls_behind_the_second_are_not_read(monkeypatch):
+    class Counting(json.JSONDecoder):
+        read = 0
+
+        def raw_decode(self, *args):
+            self.read += 1
+            return super().raw_decode(*args)
+
+    decoder = Counting()
+    monkeypatch.setattr(actions, "_JSON", decoder)
+    assert parse_action("<tool_call></tool_call>" * 4096).error is ErrorKind.SEVERAL_ACTIONS
+    assert decoder.read == 2
+
+
+def test_reading_takes_linear_time():
+    def seconds(n: int) -> float:
+        text, best = "<think>x</think>" * n, float("inf")
+        for _ in range(3):
+            started = time.perf_counter()
+            assert parse_action(text).error is ErrorKind.NO_ACTION
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    assert seconds(32_000) < 6 * 16 * seconds(2_000)  # quadratic: 256 times as long
 
 
 def test_a_call_that_is_not_closed_is_malformed():

@@ -212,3 +212,17 @@ def test_reading_leaves_the_global_randomness_alone(shards: Path) -> None:
     state = torch.get_rng_state()
     next(iter(module(shards).train_dataloader()))
     assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("held", ["<|im_end|>", "<think>", "<|image_pad|>"])
+def test_tools_with_control_strings_have_their_own_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, held: str
+) -> None:
+    spiked = {"type": "function", "function": {"name": "crop", "description": f"ends at {held}"}}
+    write_sft_shards([row(0, tools=[CROP]), row(1, tools=[spiked])], tmp_path / "s")
+    with caplog.at_level(logging.WARNING):
+        assert module(tmp_path / "s", batch_size=1, max_dropped=0.5).n_rows == 1
+    assert "1 of 2 rows dropped: control_strings_in_tools 1 (row-1)" in caplog.text
+    assert f"row row-1 cannot be used: the tool schemas hold the control strings ['{held}']" in caplog.text
+    # schemas that are not rendered harm nobody
+    assert module(tmp_path / "s", batch_size=1, render_tools=False, max_dropped=0.0).n_rows == 2

@@ -1,17 +1,28 @@
 import ast
 import hashlib
+import io
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import opensearch_lightning.data
-from opensearch_lightning.data import ShardKind, ShardReader, write_rl_shards, write_sft_shards, write_shards
+from opensearch_lightning.data import (
+    SearchVLRLDataModule,
+    SearchVLSFTDataModule,
+    ShardKind,
+    ShardReader,
+    write_rl_shards,
+    write_sft_shards,
+    write_shards,
+)
 from opensearch_lightning.data.rows import rl_task, sft_row
-from opensearch_lightning.errors import DataError
+from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.types import Task
 from tests.data.rows import picture, rl_shards, row, sft_shards, task
 
@@ -147,6 +158,62 @@ def test_unusable_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"task 'b'.*cannot be decoded"):
         write_rl_shards([broken], tmp_path / "s")
     assert list(tmp_path.iterdir()) == []
+
+
+def wide_picture(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height)).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"id": 3}, "task 3: its id must be a text"),
+        ({"id": ""}, "task '': its id must be a text that is not empty"),
+        ({"question": None}, "task 'task-1': its question must be a text"),
+        ({"question": " "}, "its question must be a text that is not empty"),
+        ({"answer": 1932}, "task 'task-1': its answer must be a text .*1932"),
+        ({"answer": ""}, "its answer must be"),
+        ({"aliases": "Lyon"}, "task 'task-1': aliases are a list of texts, got 'Lyon'"),
+        ({"aliases": ("Lyon", 3)}, "its alias must be a text"),
+        ({"aliases": ("\ud800",)}, "its alias holds half a surrogate pair"),
+        ({"question": "\udfff?"}, "task 'task-1': its question holds half a surrogate pair"),
+        ({"metadata": {"x": "\ud800"}}, "row 'task-1' cannot be stored as JSON"),
+        ({"metadata": None}, "metadata are a mapping"),
+        ({"images": picture()}, "task 'task-1': images are a list"),
+        ({"images": None}, "images are a list"),
+        ({"images": (picture(), wide_picture(101, 1))}, "task 'task-1': image 2 of 101x1 pixels"),
+        ({"images": (wide_picture(2, 202),)}, "image 1 of 2x202 pixels is more than 100 times"),
+    ],
+)
+def test_tasks_that_would_fail_later_are_refused(tmp_path: Path, fields: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        write_rl_shards([task(0), replace(task(1), **fields)], tmp_path / "s")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_pictures_up_to_a_limit_are_kept(tmp_path: Path) -> None:
+    assert write_rl_shards([replace(task(1), images=(wide_picture(200, 2),))], tmp_path / "s") == 1
+
+
+@pytest.mark.parametrize("limit", [-0.1, 1.1, float("nan")])
+def test_a_limit_that_is_no_fraction_is_refused(tmp_path: Path, limit: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"max_dropped .*got {limit}"):
+        write_sft_shards([row(0)], tmp_path / "s", max_dropped=limit)
+    with pytest.raises(ConfigurationError, match="max_dropped"):
+        SearchVLSFTDataModule(tmp_path, None, batch_size=1, max_dropped=limit)
+    with pytest.raises(ConfigurationError, match="max_dropped"):
+        SearchVLRLDataModule(tmp_path, prompts_per_step=1, max_dropped=limit)
+
+
+def test_rows_that_could_not_be_stored_are_counted(tmp_path: Path) -> None:
+    rows = [row(0), row(1, images=3), row(2, system=3), row(3, system="\ud800"), row(4, tools=[{"x": {1}}])]
+    report = write_sft_shards(rows, tmp_path / "s", max_dropped=0.8)
+    assert (report.kept, {str(reason): len(names) for reason, names in report.dropped.items()}) == (
+        1,
+        {"bad_record": 2, "bad_text": 1, "bad_tools": 1},
+    )
 
 
 def test_unusable_rows_are_counted_and_named(tmp_path: Path) -> None:

@@ -109,6 +109,17 @@ def test_control_strings_from_outside_stay_text() -> None:
         (row(0, images=[b"version https://git-lfs.github.com/spec/v1"]), DropReason.BROKEN_IMAGE),
         (row(0, tools="not json"), DropReason.BAD_TOOLS),
         (row(0, tools='{"name": "crop"}'), DropReason.BAD_TOOLS),
+        (row(0, tools="[" * 100_000), DropReason.BAD_TOOLS),
+        (row(0, tools=[{"name": {1, 2}}]), DropReason.BAD_TOOLS),
+        (row(0, tools=[{"name": float("nan")}]), DropReason.BAD_TOOLS),
+        (row(0, tools=[{"name": "\ud800"}]), DropReason.BAD_TOOLS),
+        (row(0, images="a.png"), DropReason.BAD_RECORD),
+        (row(0, images=3), DropReason.BAD_RECORD),
+        (row(0, images={"bytes": picture()}), DropReason.BAD_RECORD),
+        (row(0, system=["be brief"]), DropReason.BAD_RECORD),
+        (row(0, system="\ud800"), DropReason.BAD_TEXT),
+        (row(0, id="\ud800"), DropReason.BAD_TEXT),
+        ({"conversations": conversation(("human", "Q"), ("gpt", "\udfff"))}, DropReason.BAD_TEXT),
     ],
 )
 def test_unusable_rows_say_why(record: Any, reason: DropReason) -> None:
@@ -123,7 +134,7 @@ def test_images_are_read_below_their_root_only(tmp_path: Path) -> None:
     (root / "in.png").write_bytes(picture(1))
     (tmp_path / "out.png").write_bytes(picture(2))
     assert parse(row(0, images=["in.png"]), image_root=root).images == (picture(1),)
-    for path in ("../out.png", str(tmp_path / "out.png"), "missing.png"):
+    for path in ("../out.png", str(tmp_path / "out.png"), "missing.png", "in\0.png", "\ud800.png", "a" * 5000):
         with pytest.raises(UnusableRow) as raised:
             parse(row(0, images=[path]), image_root=root)
         assert raised.value.reason is DropReason.MISSING_IMAGE

@@ -125,8 +125,20 @@ async def test_failure_of_one_judge_waits_for_the_other() -> None:
     assert query.seen == [0, 1]
 
 
-@pytest.mark.parametrize("score", [1.2, -0.1, float("nan")])
-async def test_score_outside_the_unit_interval_is_no_score(score: float) -> None:
+@pytest.mark.parametrize(
+    ("failing", "message"),
+    [
+        ({"accuracy": TypeError("no text")}, r"accuracy judge Verdict of task .* raised TypeError: no text"),
+        ({"query": KeyError("score")}, r"query judge Score of task .* raised KeyError: 'score'"),
+    ],
+)
+async def test_any_failure_is_the_judges(failing: dict[str, Exception], message: str) -> None:
+    with pytest.raises(JudgeError, match=message):
+        await parts(call(), answer(), **failing)
+
+
+@pytest.mark.parametrize("score", [1.2, -0.1, float("nan"), None, "0.5", True])
+async def test_what_is_no_number_of_the_unit_interval_is_no_score(score: Any) -> None:
     with pytest.raises(JudgeError, match="not a score in"):
         await parts(call(), answer(), query=score)
 

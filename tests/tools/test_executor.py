@@ -408,3 +408,32 @@ def test_an_empty_book_is_fine():
         return result
 
     assert asyncio.run(run()).error is None
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit(), BaseException("odd")], ids=repr)
+async def test_a_tool_that_would_end_the_process_is_a_backend_error(make, error):
+    executor = make(raising(error), FakeTool(name="good"))
+    result = await asyncio.wait_for(executor.execute(call("fake"), book(), KEY), 5)
+    assert result.error is ErrorKind.BACKEND_ERROR
+    # the loop goes on serving
+    assert (await asyncio.wait_for(executor.execute(call("good"), book(), KEY), 5)).text == "done"
+
+
+@pytest.mark.parametrize(
+    "output", [{"image": b"png"}, {"image": "img_1"}, {"text": 3}, {"text": None}, {"text": b"x"}, {"note": 3}], ids=str
+)
+async def test_output_of_wrong_types_is_a_backend_error(make, output):
+    async def work():
+        return ToolOutput(**output)
+
+    assert (await make(FakeTool(work)).execute(call("fake"), book(), KEY)).error is ErrorKind.BACKEND_ERROR
+
+
+async def test_half_surrogate_pairs_never_reach_the_policy(make):
+    async def work():
+        return ToolOutput(text="a\ud800b é", note="c\udfff")
+
+    result = await make(FakeTool(work)).execute(call("fake"), book(), KEY)
+    assert (result.text, result.note) == ("a?b é c?", "c?")
+    failing = make(raising(ToolError(ErrorKind.RATE_LIMITED, "wait \ud800")))
+    assert (await failing.execute(call("fake"), book(), KEY)).text == "Error: rate_limited. wait ?"

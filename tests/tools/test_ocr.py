@@ -70,6 +70,7 @@ def test_tool_text(reader):
     found = parse(sign("Port of Lindal"))
     assert (found.text, found.note, found.hits) == ("Port of Lindal", None, None)
     assert parse(Image.new("RGB", (64, 64))).text == "No text found."
+    assert parse(Image.new("RGB", (4000, 4), "white")).text == "No text found."
     small = parse(sign("Kestrel Bridge").resize((80, 27), Image.Resampling.BICUBIC))
     assert (small.text, small.note) == ("", "The text is too small to read.")
     assert "Charts" in parse(sign("Port of Lindal"), use_chart_recognition=True).note

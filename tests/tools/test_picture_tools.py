@@ -36,6 +36,9 @@ def test_crop_cuts_exactly_the_box(picture):
         ((-10, -10, 50, 50), (40, 40), (0, 0)),
         ((-5, -5, 500, 500), (100, 80), (0, 0)),
         ((10.4, 20.4, 30.2, 40.2), (31, 41), (10, 20)),
+        ((10.6, 20.6, 1, 1), (2, 2), (10, 20)),
+        ((0.1, 0.2, 99.9, 79.8), (100, 80), (0, 0)),
+        ((30 * 1.1, 10, 30 * 0.1, 5), (3, 5), (33, 10)),
     ],
 )
 def test_crop_clips_and_says_so(picture, box, size, corner):
@@ -53,6 +56,18 @@ def test_crop_outside_is_an_error_that_tells_the_size(picture, box):
     with pytest.raises(ToolError, match="100x80") as caught:
         crop(picture, *box)
     assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("box", [(10, 10, 0.4, 0.4), (10.2, 10, 0.9, 30), (10, 10, 30, 0.01)])
+def test_crop_of_less_than_a_pixel_says_so(picture, box):
+    with pytest.raises(ToolError, match="smaller than a pixel of the image of 100x80"):
+        crop(picture, *box)
+
+
+def test_crop_bears_huge_numbers(picture):
+    output = crop(picture, 50, 0, 1.7e308, 1.7e308)
+    assert output.image.size == (50, 80)
+    assert "clipped" in output.note
 
 
 def test_crop_to_a_line_is_refused():
@@ -153,6 +168,22 @@ def test_grey_and_round_things():
     small[10:30, 10:30] = 255
     assert find_quadrilateral(small) is None
     assert find_quadrilateral(np.zeros((1, 1), np.uint8)) is None
+
+
+@pytest.mark.parametrize("size", [(100, 80), (64, 64), (192, 96), (300, 200), (96, 300)])
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_all_over_the_image_is_no_quadrilateral(size, seed):
+    noise = np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), np.uint8)
+    assert find_quadrilateral(noise) is None
+    image = Image.fromarray(noise)
+    assert perspective_correct(image).image is image
+
+
+def test_a_thing_that_fills_most_of_the_image_is_found():
+    pixels = np.zeros((200, 300), np.uint8)
+    corners = [(30, 4), (296, 12), (290, 190), (5, 196)]
+    cv2.fillPoly(pixels, [np.array(corners)], 255)
+    assert np.abs(order_corners(find_quadrilateral(pixels)) - corners).max() <= 4
 
 
 def test_diamond_is_found():

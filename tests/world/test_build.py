@@ -110,3 +110,9 @@ def test_the_command(tmp_path, capsys):
         ["val", "0"],
         ["test", "1"],
     ]
+
+
+def test_manifest_of_another_kind(tmp_path):
+    (tmp_path / "world.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"world\.json describes no world: it holds a JSON list, not an object"):
+        World.open(tmp_path)
