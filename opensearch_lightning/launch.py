@@ -412,7 +412,10 @@ def _first_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str |
 
 def write_config(config: Mapping[str, Any], run_dir: Path) -> None:
     """Keep the composed configuration as ``config.yaml`` in the run's folder."""
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"run_dir={run_dir} cannot be made ({error.strerror}); choose another path") from error
     (run_dir / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
 
 

@@ -56,6 +56,7 @@ def test_errors_on_purpose_are_one_line(tmp_path: Path, capsys: pytest.CaptureFi
     [
         (["world", "{tmp}/world", "--workers", "0"], "workers=0: set 1 thread or more"),
         (["world", "{tmp}/file/world"], "{tmp}/file is a file; choose another path"),
+        (["world", "/proc/none/world"], "out=/proc/none/world cannot be written (No such file or directory)"),
         (["report", "{tmp}", "--out", "{tmp}"], "--out={tmp} is a folder; give the name of a file in it"),
         (["report", "{tmp}", "--out", "{tmp}/file/a.html"], "{tmp}/file is a file; choose another path"),
         (["report", "{tmp}", "--evaluation", "{tmp}/file"], "The evaluation file {tmp}/file cannot be used"),

@@ -223,6 +223,7 @@ def test_a_finished_folder_is_not_overwritten(
         ("threads=abc", "threads is 'abc'; set"),
         ("run_dir=null", "run_dir is null; set the path of a folder"),
         ("run_dir=''", "run_dir is ''; set the path of a folder"),
+        ("run_dir=/proc/none", "run_dir=/proc/none cannot be made (No such file or directory)"),
         ("data_dir=null", "data_dir is null; set the path of a folder"),
         ("ckpt_path=''", "ckpt_path is ''; set the path of a checkpoint"),
         ("ckpt_path=5", "ckpt_path is 5; set the path of a checkpoint"),

@@ -85,7 +85,10 @@ def build_world(
     _check_free(out, force)
     check_folder("out", out.parent)
     partial = out.with_name(f".{out.name}.{uuid4().hex}")
-    partial.mkdir(parents=True)
+    try:
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(f"out={out} cannot be written ({error.strerror}): choose another directory") from error
     try:
         _Builder(settings, partial, workers).build()
         _move(partial, out)
