@@ -72,5 +72,5 @@ function duration(seconds) {
 }
 
 function signed(text) {
-  return text.startsWith("−") || /^0(\D|$)/.test(text) ? text : `+${text}`;
+  return text.startsWith("−") || Number.parseFloat(text) === 0 ? text : `+${text}`;
 }
