@@ -90,7 +90,7 @@ class EngineSession(Protocol):
         """Append ``token_ids`` (image pads expanded) and ``images``, then sample one turn.
 
         Raises:
-            RolloutLost: the engine cannot go on with this session.
+            RolloutLost: the engine cannot go on with this sequence.
         """
         ...
 
