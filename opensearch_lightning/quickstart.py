@@ -38,6 +38,17 @@ CELLS = {
 HOPS = {2: 0.6, 3: 0.3, 4: 0.1}
 """Shorter walks than the recipe's: a tiny policy has a few hundred tokens."""
 
+PICTURES = {
+    "labelled": 0.80,
+    "sign": 0.06,
+    "emblem": 0.04,
+    "small": 0.04,
+    "scene": 0.02,
+    "blurred": 0.02,
+    "skewed": 0.02,
+}
+"""Mostly pictures that two tools can name: which one to rely on is for the policy to find out."""
+
 SIDE_BY_SIDE = 0.9
 """How much longer an SFT step takes beside another training: set too small, so that SFT continued gets more time."""
 
@@ -58,9 +69,10 @@ class Sizes:
     expert_rollouts: int = 1
     rl_tasks: int = 800
     val_tasks: int = 48
-    test_tasks: int = 250
+    test_tasks: int = 200
     vocabulary: int = 2048
-    expert_detour: float = 0.2
+    expert_habit: float = 0.8
+    expert_detour: float = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,9 +138,14 @@ class Quickstart:
         sizes = self.sizes
         splits = {"sft": sizes.sft_tasks, "rl": sizes.rl_tasks, "val": sizes.val_tasks, "test": sizes.test_tasks}
         world = build_world(
-            self.out / "world", pages=sizes.pages, seed=self.seed, splits=splits, hop_probabilities=HOPS
+            self.out / "world",
+            pages=sizes.pages,
+            seed=self.seed,
+            splits=splits,
+            hop_probabilities=HOPS,
+            pictures=PICTURES,
         )
-        config = self._environment("offline_faults", model="none")
+        config = self._environment("offline_short_outages", model="none")
         rows = asyncio.run(self._expert_rows(config, world.tasks("sft")))
         texts = [*world.corpus_texts(), *(turn["value"] for row in rows for turn in row["conversations"])]
         # the names of the roles are in every turn, and in no page
@@ -150,6 +167,7 @@ class Quickstart:
             system_prompt=settings["system_prompt"],
             fatal_k=settings["fatal_k"],
             max_turns=settings["max_turns"],
+            habit=self.sizes.expert_habit,
             detour=self.sizes.expert_detour,
             seed=self.seed,
         )

@@ -68,6 +68,8 @@ def _of_logits(
 ) -> tuple[Tensor, Tensor | None]:
     # Half-precision sums over a vocabulary lose the ratio of two policies: at least float32 from here on.
     scaled = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
+    # Less the largest: the logarithm of a sure token is the small difference of two large numbers.
+    scaled = scaled - scaled.detach().amax(-1, keepdim=True)
     normalizer_N = scaled.logsumexp(-1)
     logprobs_N = scaled.gather(-1, targets_N[:, None]).squeeze(-1) - normalizer_N
     if not with_entropy:

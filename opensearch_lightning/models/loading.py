@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from opensearch_lightning.errors import ConfigurationError
+
+HEAD_DTYPES = ("float32", "float64")
 
 
 def load_policy(
@@ -16,6 +21,7 @@ def load_policy(
     dtype: str = "float32",
     attn_implementation: str = "sdpa",
     train_vision: bool = True,
+    head_dtype: str | None = None,
 ) -> Any:
     """Load a Qwen3-VL checkpoint as a policy to train.
 
@@ -24,16 +30,36 @@ def load_policy(
         dtype: of the weights, by torch's name.
         attn_implementation: attention of transformers (``"sdpa"``, ``"flash_attention_2"``, ``"eager"``).
         train_vision: whether vision tower and projector are trained; otherwise they are frozen.
+        head_dtype: in which the output layer computes, ``"float32"`` or ``"float64"``; ``None`` for that of the
+            weights, which keep theirs. A sum of products of large terms, it is where an engine and a trainer that take
+            their batches differently come apart most; one precision more brings them together (as in
+            MiniMax-M1, arXiv 2506.13585).
 
     Raises:
-        ConfigurationError: if there is no checkpoint at ``path``.
+        ConfigurationError: if there is no checkpoint at ``path``, or the output layer cannot compute in that type.
     """
+    if head_dtype not in (None, *HEAD_DTYPES):
+        raise ConfigurationError(f"head_dtype is {head_dtype!r}; set one of {', '.join(HEAD_DTYPES)}, or null")
     folder = _checkpoint(path)
     policy = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
     )
     policy.model.visual.requires_grad_(train_vision)
+    if head_dtype is not None:
+        policy.lm_head = _OutputLayer(policy.lm_head, getattr(torch, head_dtype))
     return policy
+
+
+class _OutputLayer(nn.Linear):
+    """An output layer that computes in another type than its weight, which it shares with ``layer``."""
+
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        self.weight = layer.weight
+        self._dtype = dtype
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return linear(hidden.to(self._dtype), self.weight.to(self._dtype))
 
 
 def load_processor(path: str | Path) -> Any:

@@ -15,7 +15,7 @@ def sample_tokens(
     """Sample ids and the log-probabilities of the distribution that they were drawn from.
 
     Args:
-        logits_NV: float32, forbidden tokens at ``-inf``.
+        logits_NV: float32 or float64, forbidden tokens at ``-inf``.
         uniforms_N: noise in [0, 1), float64.
         temperature_N: 0 takes the most likely token; its log-probability is that at temperature 1.
         top_p_N: nucleus mass, 1 for off.

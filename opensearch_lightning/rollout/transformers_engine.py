@@ -302,7 +302,7 @@ class TransformersEngine:
         return self._sample(batch, logits_NV)
 
     def _forward(self, batch: list[_Sequence], lengths: list[int]) -> Tensor:
-        """Run the fresh tokens of each sequence; returns float32 logits ``[N, V]`` after each one's last token."""
+        """Run the fresh tokens of each sequence; returns logits ``[N, V]`` (float32 at least) after its last token."""
         device = self.policy.device
         width = max(lengths)
         input_ids = torch.full((len(batch), width), self.renderer.pad_id, dtype=torch.long)
@@ -331,7 +331,8 @@ class TransformersEngine:
             image_grid_thw=torch.tensor([i.grid_thw for i in images], device=device) if images else None,
         ).last_hidden_state
         last = hidden[torch.arange(len(batch)), torch.tensor(lengths) - 1]
-        logits_NV = self.policy.lm_head(last).float()
+        logits_NV = self.policy.lm_head(last)
+        logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         logits_NV[:, self._forbidden_ids.to(device)] = float("-inf")
         return logits_NV
 

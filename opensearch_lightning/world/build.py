@@ -256,7 +256,7 @@ def _row(task_id: str, question: Question, anchor: Entity, shown: Shown) -> dict
             "anchor": anchor.title,
             "anchor_type": anchor.type,
             "picture": str(shown.kind),
-            "find": shown.find,
+            "find": list(shown.find),
             "repair": repair,
             "box": list(shown.box) if shown.box is not None else None,
             "strength": shown.strength,

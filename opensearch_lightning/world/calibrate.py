@@ -16,9 +16,20 @@ from PIL import Image
 from opensearch_lightning.tools.image_index import ImageIndex
 from opensearch_lightning.tools.picture_tools import crop, perspective_correct, sharpen, super_resolution
 from opensearch_lightning.world.entities import Entity
-from opensearch_lightning.world.pictures import Box, PictureKind, blur, draw_scene, draw_sign, shrink, skew
+from opensearch_lightning.world.pictures import (
+    Box,
+    PictureKind,
+    blur,
+    draw_labelled,
+    draw_scene,
+    draw_sign,
+    shrink,
+    skew,
+)
 
 ReadText = Callable[[Image.Image], str]
+
+IMAGE_SEARCH, OCR = "image_search", "layout_parsing"
 
 # Defaults of the tools: the agent's call needs no more than the image.
 _AMOUNT = 1.5
@@ -32,14 +43,14 @@ _SKEW_STRENGTHS = (0.3, 0.4, 0.2)
 class Shown:
     """A picture of an anchor and the calls that lead from it to the anchor's name.
 
-    ``repair`` is the call ``(tool, arguments)`` to make first, on ``img_1``; ``find`` the tool that then names the
-    anchor, from ``img_2`` after a repair. ``box`` is the emblem's (x, y, width, height) in a scene; ``strength`` that
-    of the degradation.
+    ``repair`` is the call ``(tool, arguments)`` to make first, on ``img_1``; ``find`` the tools each of which then
+    names the anchor, from ``img_2`` after a repair. ``box`` is the emblem's (x, y, width, height) in a scene;
+    ``strength`` that of the degradation.
     """
 
     kind: PictureKind
     image: Image.Image
-    find: str
+    find: tuple[str, ...]
     repair: tuple[str, Mapping[str, Any]] | None = None
     box: Box | None = None
     strength: float | None = None
@@ -61,7 +72,9 @@ class PictureMaker:
         """A picture of that kind, or ``None`` when no strength does what the kind needs."""
         match kind:
             case PictureKind.EMBLEM:
-                return Shown(kind=kind, image=emblem, find="image_search") if self._finds(emblem, entity) else None
+                return Shown(kind=kind, image=emblem, find=(IMAGE_SEARCH,)) if self._finds(emblem, entity) else None
+            case PictureKind.LABELLED:
+                return self._labelled(entity, emblem)
             case PictureKind.SIGN:
                 return self._sign(rng, entity)
             case PictureKind.SCENE:
@@ -73,11 +86,17 @@ class PictureMaker:
             case PictureKind.SKEWED:
                 return self._skewed(rng, entity, emblem)
 
+    def _labelled(self, entity: Entity, emblem: Image.Image) -> Shown | None:
+        card = draw_labelled(emblem, entity.name)
+        if not self._reads(card, entity) or not self._finds(card, entity):
+            return None
+        return Shown(kind=PictureKind.LABELLED, image=card, find=(IMAGE_SEARCH, OCR))
+
     def _sign(self, rng: np.random.Generator, entity: Entity) -> Shown | None:
         sign = draw_sign(rng, entity.name)
         if not self._reads(sign, entity) or self._index.search(sign):
             return None
-        return Shown(kind=PictureKind.SIGN, image=sign, find="layout_parsing")
+        return Shown(kind=PictureKind.SIGN, image=sign, find=(OCR,))
 
     def _scene(self, rng: np.random.Generator, entity: Entity, emblem: Image.Image) -> Shown | None:
         scene, (x, y, width, height) = draw_scene(rng, emblem)
@@ -87,7 +106,7 @@ class PictureMaker:
         return Shown(
             kind=PictureKind.SCENE,
             image=scene,
-            find="image_search",
+            find=(IMAGE_SEARCH,),
             repair=("crop", box),
             box=(x, y, width, height),
         )
@@ -97,7 +116,7 @@ class PictureMaker:
             image = blur(emblem, sigma)
             if not self._index.search(image) and self._finds(sharpen(image, _AMOUNT).image, entity):
                 return Shown(
-                    kind=PictureKind.BLURRED, image=image, find="image_search", repair=("sharpen", {}), strength=sigma
+                    kind=PictureKind.BLURRED, image=image, find=(IMAGE_SEARCH,), repair=("sharpen", {}), strength=sigma
                 )
         return None
 
@@ -111,7 +130,7 @@ class PictureMaker:
                 return Shown(
                     kind=PictureKind.SMALL,
                     image=image,
-                    find="layout_parsing",
+                    find=(OCR,),
                     repair=("super_resolution", {}),
                     strength=factor,
                 )
@@ -124,7 +143,7 @@ class PictureMaker:
                 return Shown(
                     kind=PictureKind.SKEWED,
                     image=image,
-                    find="image_search",
+                    find=(IMAGE_SEARCH,),
                     repair=("perspective_correct", {}),
                     strength=strength,
                 )

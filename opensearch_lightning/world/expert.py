@@ -2,8 +2,9 @@
 
 It plays the part of the strong model of the recipe: its trajectories, filtered to right answers, are the data of
 agentic SFT. It knows from the task which relations to follow and what is wrong with the picture; every name it uses
-on the way it reads from an observation. It is not a perfect teacher: after an error it calls again at once or first
-does something else, at random, and cannot tell which of the two gets through an outage.
+on the way it reads from an observation. It is not a perfect teacher: where two tools lead to the same end it mostly
+takes one of them by habit, and after an error it makes the same call again or turns to something else at random. Which
+of these gets through an outage it does not know.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from opensearch_lightning.chat import format_action, parse_action
 from opensearch_lightning.pictures import png_bytes
 from opensearch_lightning.tools import CallKey, ImageBook, ToolExecutor
 from opensearch_lightning.types import Task, ToolCall, ToolResult
+from opensearch_lightning.world.calibrate import IMAGE_SEARCH, OCR
 
-IMAGE_SEARCH, OCR, TEXT_SEARCH = "image_search", "layout_parsing", "text_search"
+TEXT_SEARCH = "text_search"
 
 
 class AnswerCheck(Protocol):
@@ -65,7 +67,9 @@ class ScriptedExpert:
         executor: carries out the calls, faults included.
         judge: decides which trajectories are kept.
         system_prompt: the one the policy will see.
-        detour: probability of doing something else before a failed call is tried again.
+        detour: probability of taking another way after a failed call, or of doing something else before it is made
+            again where there is no other way.
+        habit: probability of taking the first of two ways.
         fatal_k: consecutive errors at which an episode is lost.
         max_turns: turns at which it is lost.
         seed: keys the expert's choices together with task and rollout.
@@ -78,6 +82,7 @@ class ScriptedExpert:
         *,
         system_prompt: str,
         detour: float = 0.5,
+        habit: float = 0.7,
         fatal_k: int = 3,
         max_turns: int = 16,
         seed: int = 0,
@@ -86,6 +91,7 @@ class ScriptedExpert:
         self.judge = judge
         self.system_prompt = system_prompt
         self.detour = detour
+        self.habit = habit
         self.fatal_k = fatal_k
         self.max_turns = max_turns
         self.seed = seed
@@ -134,7 +140,7 @@ class ScriptedExpert:
         entity = await self._identify(episode, plan=", ".join(wanted))
         for relation in wanted:
             query = {"q": f"{relation} of {entity}"}
-            observation = await self._call(episode, relation, TEXT_SEARCH, query)
+            observation, _ = await self._call(episode, relation, (TEXT_SEARCH, query))
             found = re.search(rf"{re.escape(relation)} of {re.escape(entity)} is (.+?)\.(?:\s|$)", observation.text)
             if found is None:
                 raise _GaveUp("fact not found")
@@ -146,32 +152,44 @@ class ScriptedExpert:
         facts = episode.task.metadata
         image, thought = "img_1", plan
         if facts["repair"] is not None:
-            repaired = await self._call(episode, thought, facts["repair"]["name"], facts["repair"]["arguments"])
+            call = facts["repair"]["name"], facts["repair"]["arguments"]
+            repaired, _ = await self._call(episode, thought, call)
             if repaired.image is None or repaired.note is not None:
                 raise _GaveUp("picture not repaired")
             image, thought = f"img_{len(episode.book)}", "look"
-        if facts["find"] == OCR:
-            return (await self._call(episode, thought, OCR, {"image": image})).text.strip()
-        found = await self._call(episode, thought, IMAGE_SEARCH, {"url": image})
-        title = re.match(r"1\. (.+) \(\S+\)$", found.text, re.MULTILINE)
+        looks = {IMAGE_SEARCH: {"url": image}, OCR: {"image": image}}
+        result, tool = await self._call(episode, thought, *((name, looks[name]) for name in facts["find"]))
+        if tool == OCR:
+            return result.text.strip()
+        title = re.match(r"1\. (.+) \(\S+\)$", result.text, re.MULTILINE)
         if title is None:
             raise _GaveUp("picture not found")
         return title.group(1)
 
-    async def _call(self, episode: _Episode, thought: str, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Make a call until it succeeds, now and then with a detour after an error."""
-        result = await self._act(episode, thought, name, arguments)
+    async def _call(
+        self, episode: _Episode, thought: str, *ways: tuple[str, Mapping[str, Any]]
+    ) -> tuple[ToolResult, str]:
+        """Make a call until it succeeds, one way or another; returns the tool that did.
+
+        With several ways to the same end the first is taken by habit. After an error the call is made again, or, now
+        and then, another way is taken or, where there is none, something else is done first.
+        """
+        way = ways[0] if len(ways) == 1 or episode.rng.random() < self.habit else ways[1]
+        result = await self._act(episode, thought, *way)
         while result.error is not None:
             if episode.errors_in_a_row >= self.fatal_k:
                 raise _GaveUp("fatal errors")
             if episode.rng.random() < self.detour:
-                other = (IMAGE_SEARCH, {"url": "img_1"}) if name == OCR else (OCR, {"image": "img_1"})
-                await self._act(episode, "wait", *other)
-                if episode.errors_in_a_row >= self.fatal_k:
-                    raise _GaveUp("fatal errors")
+                others = [other for other in ways if other is not way]
+                if others:
+                    way = episode.rng.choice(others)
+                else:
+                    await self._act(episode, "wait", *_pastime(way[0]))
+                    if episode.errors_in_a_row >= self.fatal_k:
+                        raise _GaveUp("fatal errors")
             # the plan of the first turn is said once
-            result = await self._act(episode, "look" if "," in thought else thought, name, arguments)
-        return result
+            result = await self._act(episode, "look" if "," in thought else thought, *way)
+        return result, way[0]
 
     async def _act(self, episode: _Episode, thought: str, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         if episode.step + 1 >= self.max_turns:
@@ -193,3 +211,8 @@ class ScriptedExpert:
     @staticmethod
     def _say(episode: _Episode, text: str) -> None:
         episode.turns.append({"from": "gpt", "value": text})
+
+
+def _pastime(failing: str) -> tuple[str, dict[str, str]]:
+    """A call to pass the time with, of another tool than the one that fails."""
+    return (IMAGE_SEARCH, {"url": "img_1"}) if failing == OCR else (OCR, {"image": "img_1"})

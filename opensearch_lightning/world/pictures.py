@@ -1,4 +1,4 @@
-"""Pictures of entities, drawn from numbers: emblems, name signs, scenes, and what spoils them.
+"""Pictures of entities, drawn from numbers: emblems, labels, name signs, scenes, and what spoils them.
 
 Sizes are in pixels and small on purpose: a vision model spends one token on each 32 x 32 block.
 """
@@ -30,6 +30,7 @@ class PictureKind(StrEnum):
     """How an anchor is shown."""
 
     EMBLEM = "emblem"
+    LABELLED = "labelled"
     SIGN = "sign"
     SCENE = "scene"
     BLURRED = "blurred"
@@ -71,6 +72,20 @@ def draw_sign(rng: np.random.Generator, name: str) -> Image.Image:
         size -= 1
     pen.text((width / 2, height / 2), name, font=ImageFont.load_default(size), fill=(10, 10, 50), anchor="mm")
     return sign
+
+
+def draw_labelled(emblem: Image.Image, name: str) -> Image.Image:
+    """The emblem on a white card, ``name`` below it, ``SCENE_SIDE`` square."""
+    side = SCENE_SIDE
+    card = Image.new("RGB", (side, side), (250, 250, 245))
+    card.paste(emblem, ((side - emblem.width) // 2, 0))
+    pen = ImageDraw.Draw(card)
+    size = 20
+    while pen.textlength(name, font=ImageFont.load_default(size)) > side - 8:
+        size -= 1
+    middle = (side / 2, (side + emblem.height) / 2)
+    pen.text(middle, name, font=ImageFont.load_default(size), fill=(10, 10, 50), anchor="mm")
+    return card
 
 
 def draw_scene(rng: np.random.Generator, emblem: Image.Image) -> tuple[Image.Image, Box]:

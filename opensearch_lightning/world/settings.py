@@ -11,7 +11,8 @@ from opensearch_lightning.world.pictures import PictureKind
 DEFAULT_SPLITS: Mapping[str, int] = {"sft": 2000, "rl": 300, "val": 50, "test": 200}
 DEFAULT_HOPS: Mapping[int, float] = {2: 0.4, 3: 0.4, 4: 0.2}
 DEFAULT_PICTURES: Mapping[str, float] = {
-    "emblem": 0.6,
+    "emblem": 0.48,
+    "labelled": 0.12,
     "sign": 0.12,
     "scene": 0.08,
     "blurred": 0.07,

@@ -88,8 +88,8 @@ class World:
         """The tasks of one split, in order.
 
         ``metadata`` holds ``path`` (titles ``v_0 … v_h``), ``relations``, ``attribute``, ``hops``, ``anchor``,
-        ``anchor_type``, ``picture`` (kind), ``find`` (tool that names the anchor), ``repair`` (``None`` or the tool and
-        arguments to apply to ``img_1`` first), ``box`` and ``strength`` (see
+        ``anchor_type``, ``picture`` (kind), ``find`` (the tools that name the anchor), ``repair`` (``None`` or the
+        tool and arguments to apply to ``img_1`` first), ``box`` and ``strength`` (see
         :class:`opensearch_lightning.world.calibrate.Shown`).
 
         Raises:

@@ -89,3 +89,11 @@ def test_bad_settings_are_refused_with_the_value(temperature, chunk_size):
     hidden, weight, targets = batch()
     with pytest.raises(ConfigurationError, match=f"temperature={temperature} and chunk_size={chunk_size}"):
         token_logprobs(hidden, weight, targets, temperature, chunk_size)
+
+
+def test_large_logits_do_not_round_away_the_logarithm_of_a_sure_token():
+    logits = torch.tensor([[97.3, 90.1, 88.8], [-61.0, -52.7, -70.5]])
+    targets = torch.tensor([0, 1])
+    exact = torch.log_softmax(logits.double() / 0.7, -1).gather(1, targets[:, None]).squeeze(1)
+    got, _ = token_logprobs(logits, torch.eye(3), targets, 0.7)
+    torch.testing.assert_close(got.double(), exact, rtol=0, atol=3e-7)

@@ -27,6 +27,26 @@ def test_weights_come_in_the_type_asked_for():
     assert {parameter.dtype for parameter in tiny_policy(dtype="bfloat16").parameters()} == {torch.bfloat16}
 
 
+def test_the_output_layer_computes_in_the_type_asked_for(tmp_path):
+    plain, precise = tiny_policy(dtype="bfloat16"), tiny_policy(dtype="bfloat16", head_dtype="float32")
+    hidden = torch.randn(3, plain.lm_head.in_features, dtype=torch.bfloat16)
+    logits = precise.lm_head(hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, hidden.float() @ plain.lm_head.weight.float().T)
+    assert not torch.equal(logits, plain.lm_head(hidden).float())
+    logits.sum().backward()
+    assert precise.lm_head.weight.grad.dtype == torch.bfloat16
+    precise.save_pretrained(tmp_path)
+    again = load_policy(tmp_path, dtype="bfloat16").state_dict()
+    assert again.keys() == plain.state_dict().keys()
+    assert all(torch.equal(again[name], weight) for name, weight in plain.state_dict().items())
+
+
+def test_an_output_layer_in_another_type_is_refused():
+    with pytest.raises(ConfigurationError, match="head_dtype is 'bfloat16'; set one of float32, float64, or null"):
+        tiny_policy(head_dtype="bfloat16")
+
+
 def test_the_processor_survives_saving(tmp_path):
     tiny_processor().save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')

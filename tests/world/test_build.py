@@ -86,7 +86,7 @@ def test_what_is_no_world_is_refused(first, tmp_path):
 def test_settings_are_checked():
     with pytest.raises(ConfigurationError, match="seed=-1: must be 0 or more"):
         WorldSettings(seed=-1)
-    with pytest.raises(ConfigurationError, match=r"pictures names \['photo'\]: the kinds are emblem, sign, scene"):
+    with pytest.raises(ConfigurationError, match=r"pictures names \['photo'\]: the kinds are emblem, labelled, sign"):
         WorldSettings(pictures={"photo": 1.0})
     with pytest.raises(ConfigurationError, match=r"sum to 0\.5: shares must sum to 1"):
         WorldSettings(pictures={"emblem": 0.5})
