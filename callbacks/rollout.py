@@ -10,7 +10,7 @@ from typing import Any, Literal
 import lightning as L
 
 from opensearch_lightning.errors import ConfigurationError, DataError, RolloutLost
-from opensearch_lightning.rollout import AgentLoop, Reward, RolloutEngine, SamplingParams
+from opensearch_lightning.rollout import AgentLoop, Reward, RolloutEngine, SamplingParams, check_room
 from opensearch_lightning.tools import ToolExecutor
 from opensearch_lightning.types import ErrorKind, RolloutBatch, TrajectoryGroup
 
@@ -67,8 +67,6 @@ class RolloutGeneration(L.Callback):
                 "temperature is 0, so the rollouts of a group would all be equal and teach nothing; set it above 0 "
                 "(0.7 in the recipe)"
             )
-        if isinstance(counted_errors, str):
-            raise ConfigurationError(f"counted_errors is {counted_errors!r}; give a list, such as [{counted_errors}]")
         self.engine = engine
         self.group_size = group_size
         self.loop = AgentLoop(
@@ -140,11 +138,7 @@ class RolloutGeneration(L.Callback):
         batch.groups[:] = self._runner.run(self._roll(batch, size, first_rollout))
         if not any(group.trajectories for group in batch.groups):
             raise RolloutLost(f"the engine lost every rollout of {len(batch.tasks)} tasks; its errors stand above")
-        if not any(trajectory.steps for group in batch.groups for trajectory in group.trajectories):
-            raise ConfigurationError(
-                f"the prompts of all {len(batch.tasks)} tasks fill the engine's context and leave no room; raise the "
-                "engine's max_length, or shorten the prompt (system_prompt, render_tools, image size)"
-            )
+        check_room(batch.groups)
         return time.perf_counter() - started
 
     async def _roll(self, batch: RolloutBatch, size: int, first_rollout: int) -> list[TrajectoryGroup]:

@@ -14,7 +14,7 @@ from opensearch_lightning.composition import compose_config
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.evaluation import PassAt1, pass_at_1, roll_out
 from opensearch_lightning.paths import check_file
-from opensearch_lightning.types import StopReason, Task, TrajectoryGroup
+from opensearch_lightning.types import Task, TrajectoryGroup
 
 DECODINGS = {"greedy": "val_greedy", "sampled": "val_sampled"}
 """Name of a decoding, and the sampling settings of the rollout callback that it takes."""
@@ -35,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OpenSearchError: an argument or the configuration cannot be used, or nothing could be measured.
     """
+    from opensearch_lightning.rollout import check_room
+
     if args.limit is not None and args.limit < 1:
         raise ConfigurationError(f"--limit is {args.limit}; give the number of tasks, 1 or more, or leave it out")
     if args.out is not None:
@@ -42,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     tasks = read_tasks(args.shards, args.limit)
     config = compose_config(args.overrides)
     groups = evaluate(config, tasks, decoding=args.decoding)
-    _check_room(groups)
+    check_room(groups)
     figures = pass_at_1(groups)
     text = json.dumps(asdict(figures), indent=1, allow_nan=False)
     # First, so that the figures are not lost with a disk that is full.
@@ -50,17 +52,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         _write(args.out, text + "\n")
     return 0
-
-
-def _check_room(groups: Sequence[TrajectoryGroup]) -> None:
-    """Refuse to call it a wrong answer that no policy could have said a word."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    if trajectories and all(t.stop_reason is StopReason.CONTEXT_LENGTH and not t.steps for t in trajectories):
-        raise ConfigurationError(
-            f"the prompts of all {len(trajectories)} tasks fill the engine's context and leave no room for a turn; "
-            "raise rollout.engine.max_length, or shorten the prompt (callbacks.rollout_generation.system_prompt, "
-            "render_tools)"
-        )
 
 
 def _write(out: Path, text: str) -> None:

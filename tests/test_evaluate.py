@@ -58,7 +58,7 @@ def test_prompts_that_leave_no_room_are_an_error_and_no_accuracy(
     stopped = replace(group, trajectories=tuple(full))
     monkeypatch.setattr(evaluate, "evaluate", lambda *_, **__: [stopped])
     with pytest.raises(
-        OpenSearchError, match=r"all 2 tasks fill the engine's context.*raise rollout\.engine\.max_length"
+        OpenSearchError, match=r"all 2 rollouts fill the engine's context.*raise rollout\.engine\.max_length"
     ):
         evaluate.run(command)
     assert not command.out.exists()

@@ -1,6 +1,6 @@
 """Rollouts: engines that sample tokens, and the agent loop that makes trajectories of them."""
 
-from opensearch_lightning.rollout.agent_loop import AgentLoop
+from opensearch_lightning.rollout.agent_loop import AgentLoop, check_room
 from opensearch_lightning.rollout.protocol import (
     EngineSession,
     FinishReason,
@@ -22,4 +22,5 @@ __all__ = [
     "SamplingParams",
     "SessionKey",
     "TransformersEngine",
+    "check_room",
 ]

@@ -108,6 +108,8 @@ class AgentLoop:
             )
         if fatal_onset not in ("first", "threshold"):
             raise ConfigurationError(f'fatal_onset is {fatal_onset!r}; set "first" or "threshold"')
+        if isinstance(counted_errors, str):
+            raise ConfigurationError(f"counted_errors is {counted_errors!r}; give a list, such as [{counted_errors}]")
         self.engine = engine
         self.executor = executor
         self.renderer = engine.renderer.with_tools(executor.schemas) if render_tools else engine.renderer
@@ -271,3 +273,18 @@ def _stop_without_call(generation: Generation) -> StopReason:
     if repeats_ngram(generation.token_ids):
         return StopReason.REPETITION
     return StopReason.CONTEXT_LENGTH if generation.finish is FinishReason.CONTEXT else StopReason.MAX_TOKENS
+
+
+def check_room(groups: Sequence[TrajectoryGroup]) -> None:
+    """Refuse to take it for a bad policy that none of the prompts left it room for a word.
+
+    Raises:
+        ConfigurationError: there are trajectories, and each ended at the model's length before its first step.
+    """
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    if trajectories and all(t.stop_reason is StopReason.CONTEXT_LENGTH and not t.steps for t in trajectories):
+        raise ConfigurationError(
+            f"the prompts of all {len(trajectories)} rollouts fill the engine's context and leave no room for a turn; "
+            "raise rollout.engine.max_length, or shorten the prompt (callbacks.rollout_generation.system_prompt, "
+            "render_tools, image size)"
+        )
