@@ -2,8 +2,9 @@
 
     python benchmarks/learning.py --seeds 1 2 3 --out runs/learning
 
-Writes ``learning.json`` and prints, for each seed and in the mean, Pass@1 at the training temperature with faults, and
-the differences that count: SFT over untrained, GRPO over SFT, GRPO over SFT continued for the same time.
+A seed whose ``evaluation.json`` is there already is not run again. Writes ``learning.json`` and prints, for each seed
+and in the mean, Pass@1 at the training temperature with faults, and the differences that count: SFT over untrained,
+GRPO over SFT, GRPO over SFT continued for the same time.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ PICTURES = {
 """Mostly pictures that two tools can name: which one to rely on is for the policy to find out."""
 
 SIDE_BY_SIDE = 0.9
-"""How much longer an SFT step takes beside another training: set too small, so that SFT continued gets more time."""
+"""Time of an SFT step beside GRPO over its time alone, set too small: SFT continued gets more steps than it needs."""
 
 TITLES = {
     "greedy": "greedy",
@@ -62,7 +62,7 @@ TITLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything; the defaults fit 15 minutes on two cores."""
+    """How much of everything, and how the expert works; the defaults fit 15 minutes on two cores."""
 
     pages: int = 90
     sft_tasks: int = 1000
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/quickstart"), help="folder of everything that is made")
     parser.add_argument("--seed", type=int, default=3407)
     parser.add_argument("--fresh", action="store_true", help="remove what an earlier run left in the folder")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings given to both training stages")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of all trainings and evaluations")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,7 +104,7 @@ class Quickstart:
         out: folder to make.
         seed: of world, expert, training and evaluation.
         sizes: how much of everything.
-        overrides: settings for both training stages, in Hydra's grammar.
+        overrides: settings for all trainings and evaluations, in Hydra's grammar.
     """
 
     def __init__(
@@ -194,9 +194,9 @@ class Quickstart:
             grpo_estimate_s = self._pace("grpo", grpo) * self._max_steps("quickstart_grpo")
             sft_pace_s = SIDE_BY_SIDE * self._pace("sft", None)
             steps = max(1, round(grpo_estimate_s / sft_pace_s))
-            settings = ["experiment=quickstart_sft", policy, f"trainer.max_steps={steps}"]
             continued_started = time.perf_counter()
-            continued = self._start("sft_continued", settings)
+            settings = ["experiment=quickstart_sft", policy]
+            continued = self._start("sft_continued", settings, fixed=[f"trainer.max_steps={steps}"])
             _finish("grpo", grpo)
             grpo_s = time.perf_counter() - started
             _finish("sft_continued", continued)
@@ -254,9 +254,10 @@ class Quickstart:
     def _temperature(self) -> float:
         return float(self._environment("offline", model="none")["callbacks"]["rollout_generation"]["temperature"])
 
-    def _start(self, name: str, settings: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, settings: Sequence[str], fixed: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+        """A training run; ``fixed`` settings hold against the user's."""
         command = [sys.executable, "-m", "opensearch_lightning.cli", "train", *settings, *self._settings()]
-        command += [f"run_dir={self.out / name}", f"name={name}", *self.overrides]
+        command += [f"run_dir={self.out / name}", f"name={name}", *self.overrides, *fixed]
         return subprocess.Popen(command, env=os.environ | {"TOKENIZERS_PARALLELISM": "false"})
 
     def _pace(self, name: str, process: subprocess.Popen[bytes] | None, *, rows: int = 3) -> float:

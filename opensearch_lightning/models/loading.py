@@ -30,10 +30,10 @@ def load_policy(
         dtype: of the weights, by torch's name.
         attn_implementation: attention of transformers (``"sdpa"``, ``"flash_attention_2"``, ``"eager"``).
         train_vision: whether vision tower and projector are trained; otherwise they are frozen.
-        head_dtype: in which the output layer computes, ``"float32"`` or ``"float64"``; ``None`` for that of the
-            weights, which keep theirs. A sum of products of large terms, it is where an engine and a trainer that take
-            their batches differently come apart most; one precision more brings them together (as in
-            MiniMax-M1, arXiv 2506.13585).
+        head_dtype: type in which the output layer computes, ``"float32"`` or ``"float64"``; ``None`` for the type of
+            its weights, which stay as they are. Engine and trainer batch differently and so round differently; one
+            precision more in this layer brings their log-probabilities closer (as in MiniMax-M1, arXiv 2506.13585).
+            The matrix is converted at each call, so a large vocabulary needs room for a second one.
 
     Raises:
         ConfigurationError: if there is no checkpoint at ``path``, or the output layer cannot compute in that type.
@@ -59,7 +59,9 @@ class _OutputLayer(nn.Linear):
         self._dtype = dtype
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return linear(hidden.to(self._dtype), self.weight.to(self._dtype))
+        # autocast would take the precision away again, and the engine runs outside of it
+        with torch.autocast(hidden.device.type, enabled=False):
+            return linear(hidden.to(self._dtype), self.weight.to(self._dtype))
 
 
 def load_processor(path: str | Path) -> Any:

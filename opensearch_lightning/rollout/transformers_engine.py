@@ -339,7 +339,7 @@ class TransformersEngine:
     def _sample(self, batch: list[_Sequence], logits_NV: Tensor) -> list[tuple[_Sequence, Generation]]:
         device = logits_NV.device
         noise = torch.tensor([s.noise[len(s.sampled)] for s in batch], dtype=torch.float64, device=device)
-        temperature = torch.tensor([s.sampling.temperature for s in batch], device=device)
+        temperature = torch.tensor([s.sampling.temperature for s in batch], dtype=logits_NV.dtype, device=device)
         top_p = torch.tensor([s.sampling.top_p for s in batch], device=device)
         top_k = torch.tensor([s.sampling.top_k for s in batch], device=device)
         token_ids, logprobs = sample_tokens(logits_NV, noise, temperature, top_p, top_k)

@@ -1,7 +1,7 @@
-"""Pictures that need the right tool: each is kept only at a strength where the tools really behave so.
+"""Pictures of anchors, each kept only when the tools really behave on it as its kind says.
 
-The strengths are tried from weak to strong with the very tools that the agent gets; the first one kept is that at which
-the raw picture is not recognised and the repaired one is.
+Checked with the very tools that the agent gets. A degraded picture is tried at one strength after the other; the first
+is kept at which the raw picture is not recognised and the repaired one is.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SKEW_STRENGTHS = (0.3, 0.4, 0.2)
 class Shown:
     """A picture of an anchor and the calls that lead from it to the anchor's name.
 
-    ``repair`` is the call ``(tool, arguments)`` to make first, on ``img_1``; ``find`` the tools each of which then
-    names the anchor, from ``img_2`` after a repair. ``box`` is the emblem's (x, y, width, height) in a scene;
-    ``strength`` that of the degradation.
+    ``repair`` is the call ``(tool, arguments)`` to make first, on ``img_1``; ``find`` the tools each of which then,
+    the usual one first, names the anchor, from ``img_2`` after a repair. ``box`` is the emblem's (x, y, width, height)
+    in a scene; ``strength`` that of the degradation.
     """
 
     kind: PictureKind

@@ -15,7 +15,7 @@ from opensearch_lightning.types import Task
 from opensearch_lightning.world.entities import Entity
 from opensearch_lightning.world.reading import WorldPages, read_world_pages
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "world.json"
 PAGES = "pages.xml"
 TEXT_INDEX = "text_index"
@@ -88,8 +88,8 @@ class World:
         """The tasks of one split, in order.
 
         ``metadata`` holds ``path`` (titles ``v_0 … v_h``), ``relations``, ``attribute``, ``hops``, ``anchor``,
-        ``anchor_type``, ``picture`` (kind), ``find`` (the tools that name the anchor), ``repair`` (``None`` or the
-        tool and arguments to apply to ``img_1`` first), ``box`` and ``strength`` (see
+        ``anchor_type``, ``picture`` (kind), ``find`` (the tools that name the anchor, the usual one first), ``repair``
+        (``None`` or the tool and arguments to apply to ``img_1`` first), ``box`` and ``strength`` (see
         :class:`opensearch_lightning.world.calibrate.Shown`).
 
         Raises:

@@ -69,8 +69,13 @@ async def play(
 
 
 @pytest.mark.parametrize("slots", [32, 3], ids=["a place for all", "fewer places than rollouts"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_sampled_logprobs_are_those_of_the_trainer(policy: Any, processor: Any, slots: int, temperature: float) -> None:
+@pytest.mark.parametrize(("temperature", "head_dtype"), [(1.0, None), (0.7, None), (0.7, "float64")])
+def test_sampled_logprobs_are_those_of_the_trainer(
+    policy: Any, processor: Any, tiny_model_dir: Path, slots: int, temperature: float, head_dtype: str | None
+) -> None:
+    weights = policy.state_dict()
+    policy = load_policy(tiny_model_dir, head_dtype=head_dtype)
+    policy.load_state_dict(weights)
     engine = TransformersEngine(policy, processor, max_sequences=slots, max_prefill_tokens=256)
     played = asyncio.run(play(engine, temperature=temperature, slow=True))
     assert len(played) == 12

@@ -79,7 +79,7 @@ def test_what_is_no_world_is_refused(first, tmp_path):
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "world.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(DataError, match="has format 99, this version reads 1: build it again"):
+    with pytest.raises(DataError, match="has format 99, this version reads 2: build it again"):
         World.open(strange)
 
 
