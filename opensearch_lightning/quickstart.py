@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import csv
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -49,7 +50,7 @@ PICTURES = {
 }
 """Mostly pictures that two tools can name: which one to rely on is for the policy to find out."""
 
-SIDE_BY_SIDE = 0.8
+SIDE_BY_SIDE = 0.85
 """Time of an SFT step beside GRPO over its time alone, set too small: SFT continued gets more steps than it needs."""
 
 TITLES = {
@@ -191,9 +192,11 @@ class Quickstart:
         grpo = self._start("grpo", ["experiment=quickstart_grpo", policy])
         continued: subprocess.Popen[bytes] | None = None
         try:
-            grpo_estimate_s = self._pace("grpo", grpo) * self._max_steps("quickstart_grpo")
-            sft_pace_s = SIDE_BY_SIDE * self._pace("sft", None)
-            steps = max(1, round(grpo_estimate_s / sft_pace_s))
+            grpo_pace_s, done = self._pace("grpo", grpo)
+            left = max(0, self._max_steps("quickstart_grpo") - done)
+            grpo_estimate_s = time.perf_counter() - started + left * grpo_pace_s
+            sft_pace_s, _ = self._pace("sft", None)
+            steps = math.ceil(grpo_estimate_s / (SIDE_BY_SIDE * sft_pace_s))
             continued_started = time.perf_counter()
             settings = ["experiment=quickstart_sft", policy]
             continued = self._start("sft_continued", settings, fixed=[f"trainer.max_steps={steps}"])
@@ -260,15 +263,19 @@ class Quickstart:
         command += [f"run_dir={self.out / name}", f"name={name}", *self.overrides, *fixed]
         return subprocess.Popen(command, env=os.environ | {"TOKENIZERS_PARALLELISM": "false"})
 
-    def _pace(self, name: str, process: subprocess.Popen[bytes] | None, *, rows: int = 3) -> float:
-        """Seconds between training steps, from the run's metrics; waits for the first ones of a running process."""
+    def _pace(self, name: str, process: subprocess.Popen[bytes] | None, *, rows: int = 4) -> tuple[float, int]:
+        """Seconds of a training step, and steps done, from the run's metrics; waits for the first of a running process.
+
+        The first step, which finds all caches cold, does not count if there are others.
+        """
         path = self.out / name / "metrics.csv"
         while process is not None and process.poll() is None and len(_step_seconds(path)) < rows:
             time.sleep(1.0)
         seconds = _step_seconds(path)
         if not seconds:
             raise OpenSearchError(f"the training in {self.out / name} made no steps; its output above says why")
-        return sum(seconds) / len(seconds)
+        counted = seconds[1:] or seconds
+        return sum(counted) / len(counted), len(seconds)
 
 
 def render_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -40,7 +40,9 @@ class SlotCache:
         self._values: dict[int, Tensor] = {}
         self._window: _Window | None = None
 
-    def window(self, slots: list[int], starts: list[int], lengths: list[int], device: torch.device) -> Tensor:
+    def window(
+        self, slots: list[int], starts: list[int], lengths: list[int], device: torch.device, width: int = 0
+    ) -> Tensor:
         """Announce a forward pass and return its attention mask.
 
         Args:
@@ -48,11 +50,12 @@ class SlotCache:
             starts: tokens each row has cached already.
             lengths: new tokens of each row; shorter rows are padded on the right.
             device: where the mask is made.
+            width: pad to so many new tokens, if that is more than the longest row has.
 
         Returns:
             Bool ``[N, 1, Q, max(starts) + Q]``: the cached tokens first, then the new ones.
         """
-        width = max(lengths)
+        width = max(width, *lengths)
         span = max(starts)
         contiguous = width == 1 and slots == list(range(len(slots)))
         starts_N = torch.tensor(starts, device=device)

@@ -8,6 +8,7 @@ images included, once.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from opensearch_lightning.types import ImageInput
+
+_LEAST_ROWS = 16
+"""A CPU's matrix library multiplies fewer rows than this by another kernel, which rounds differently from the one that
+the trainer's large batches go through: small batches are padded."""
 
 
 @dataclass(eq=False)
@@ -304,7 +309,8 @@ class TransformersEngine:
     def _forward(self, batch: list[_Sequence], lengths: list[int]) -> Tensor:
         """Run the fresh tokens of each sequence; returns logits ``[N, V]`` (float32 at least) after its last token."""
         device = self.policy.device
-        width = max(lengths)
+        least = _LEAST_ROWS if device.type == "cpu" else 1
+        width = max(math.ceil(least / len(batch)), *lengths)
         input_ids = torch.full((len(batch), width), self.renderer.pad_id, dtype=torch.long)
         positions = torch.zeros(3, len(batch), width, dtype=torch.long)
         for row, (sequence, length) in enumerate(zip(batch, lengths, strict=True)):
@@ -321,7 +327,7 @@ class TransformersEngine:
                     start=sequence.next_position,
                 )
         images = [image for sequence in batch for image in sequence.images]
-        mask = self._cache.window([s.slot for s in batch], [s.length for s in batch], lengths, device)
+        mask = self._cache.window([s.slot for s in batch], [s.length for s in batch], lengths, device, width)
         hidden = self.policy.model(
             input_ids=input_ids.to(device),
             position_ids=positions.to(device),
@@ -331,7 +337,8 @@ class TransformersEngine:
             image_grid_thw=torch.tensor([i.grid_thw for i in images], device=device) if images else None,
         ).last_hidden_state
         last = hidden[torch.arange(len(batch)), torch.tensor(lengths) - 1]
-        logits_NV = self.policy.lm_head(last)
+        padding = hidden.new_zeros(max(0, least - len(batch)), hidden.shape[-1])
+        logits_NV = self.policy.lm_head(torch.cat([last, padding]))[: len(batch)]
         logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32))
         logits_NV[:, self._forbidden_ids.to(device)] = float("-inf")
         return logits_NV
