@@ -34,12 +34,14 @@ class ToolError(OpenSearchError):
     Args:
         kind: which error of the closed list this is.
         message: what the policy is told; it names the argument and what to do.
+        retry_after_s: seconds after which the backend said to come back.
     """
 
-    def __init__(self, kind: ErrorKind, message: str) -> None:
+    def __init__(self, kind: ErrorKind, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.retry_after_s = retry_after_s
 
 
 class JudgeError(OpenSearchError):

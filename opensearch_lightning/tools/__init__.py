@@ -1,5 +1,6 @@
 """The seven tools, their local backends, and the executor that runs them."""
 
+from opensearch_lightning.tools.backends import BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache
 from opensearch_lightning.tools.executor import ToolExecutor
 from opensearch_lightning.tools.faults import FaultInjector, Outage
@@ -15,6 +16,7 @@ from opensearch_lightning.tools.threads import in_thread
 
 __all__ = [
     "NO_TOOL",
+    "BackendPolicy",
     "CallKey",
     "Document",
     "ExecutorMetrics",

@@ -11,6 +11,7 @@ from typing import Any
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.arguments import check_arguments
+from opensearch_lightning.tools.backends import BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache
 from opensearch_lightning.tools.faults import FaultInjector
 from opensearch_lightning.tools.images import ImageBook
@@ -41,12 +42,13 @@ class ToolExecutor:
         max_concurrency: tool runs at once; further calls wait.
         faults: decides which calls fail before they reach a tool, the cache notwithstanding.
         cache: gives equal calls the result of the first; equal calls at one time run once.
+        backends: by backend, how its calls are limited, tried again and left alone.
         tool_aliases: other names of tools, to wire names.
         argument_aliases: per wire name, other names of arguments.
 
     Raises:
-        ConfigurationError: no tools, two of one name, a schema that cannot be used, a value out of range, or an outage
-            of a backend that no tool has.
+        ConfigurationError: no tools, two of one name, a schema that cannot be used, a value out of range, or a policy
+            or an outage of a backend that no tool has.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ToolExecutor:
         max_concurrency: int = 64,
         faults: FaultInjector | None = None,
         cache: ResultCache | None = None,
+        backends: Mapping[str, BackendPolicy] | None = None,
         tool_aliases: Mapping[str, str] = TOOL_ALIASES,
         argument_aliases: Mapping[str, Mapping[str, str]] = ARGUMENT_ALIASES,
     ) -> None:
@@ -65,14 +68,16 @@ class ToolExecutor:
             raise ConfigurationError(f"timeout_s is {timeout_s}: set seconds above 0.")
         if max_concurrency < 1:
             raise ConfigurationError(f"max_concurrency is {max_concurrency}: set 1 or more.")
-        backends = {tool.backend for tool in tools}
-        if faults is not None and (unknown := sorted(set(faults.outages) - backends)):
-            raise ConfigurationError(f"Outages of {unknown}, which no tool has: choose from {sorted(backends)}.")
+        known = {tool.backend for tool in tools}
+        for what, named in (("Outages", faults.outages if faults is not None else {}), ("Policies", backends or {})):
+            if unknown := sorted(set(named) - known):
+                raise ConfigurationError(f"{what} of {unknown}, which no tool has: choose from {sorted(known)}.")
         self._tools = {tool.name: tool for tool in tools}
         self._timeout_s = timeout_s
         self._max_concurrency = max_concurrency
         self._faults = faults
         self._cache = cache
+        self._policies = dict(backends or {})
         self._tool_aliases = tool_aliases
         self._argument_aliases = argument_aliases
         self._metrics = MetricsRecorder(self._tools)
@@ -94,7 +99,8 @@ class ToolExecutor:
     def start(self) -> None:
         """Start the executor's loop; the first call does so too."""
         if self._workshop is None:
-            self._workshop = Workshop(list(self._tools.values()), self._timeout_s, self._max_concurrency, self._cache)
+            tools = list(self._tools.values())
+            self._workshop = Workshop(tools, self._timeout_s, self._max_concurrency, self._cache, self._policies)
 
     async def aclose(self) -> None:
         """Cancel what runs and release threads and files; a later call starts anew."""

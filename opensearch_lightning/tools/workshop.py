@@ -12,6 +12,7 @@ from PIL import Image
 
 from opensearch_lightning.errors import ToolError
 from opensearch_lightning.tools.arguments import image_arguments
+from opensearch_lightning.tools.backends import Backend, BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache, cache_key
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.protocol import LimitedTool, Tool, ToolOutput
@@ -42,17 +43,25 @@ class Workshop:
     """The loop on which tools run, with its turns and its shared flights."""
 
     def __init__(
-        self, tools: Sequence[Tool], timeout_s: float, max_concurrency: int, cache: ResultCache | None
+        self,
+        tools: Sequence[Tool],
+        timeout_s: float,
+        max_concurrency: int,
+        cache: ResultCache | None,
+        policies: Mapping[str, BackendPolicy],
     ) -> None:
-        self._timeout_s = timeout_s
         self._cache = cache
         self._flights: SingleFlight[ToolOutput] = SingleFlight()
-        self._turns = asyncio.Semaphore(max_concurrency)
+        turns = asyncio.Semaphore(max_concurrency)
         limits: dict[str, int] = {}
         for tool in tools:
             limit = tool.backend_limit if isinstance(tool, LimitedTool) else max_concurrency
             limits[tool.backend] = min(limit, limits.get(tool.backend, limit))
-        self._backend_turns = {backend: asyncio.Semaphore(limit) for backend, limit in limits.items()}
+        self._backends: dict[str, Backend] = {}
+        for backend, limit in limits.items():
+            policy = policies.get(backend, BackendPolicy())
+            own = asyncio.Semaphore(min(limit, policy.max_concurrency or limit))
+            self._backends[backend] = Backend(policy, timeout_s=timeout_s, own=own, shared=turns)
         self._thread = LoopThread()
 
     def stop(self) -> None:
@@ -65,7 +74,7 @@ class Workshop:
 
     async def _look_up(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
         if self._cache is None:
-            return await self._take_turn(call, images), False
+            return await self._run(call, images), False
         digests = {
             name: images.digest(call.arguments[name]) for name in image_arguments(call.tool.schema, call.arguments)
         }
@@ -77,37 +86,37 @@ class Workshop:
 
     async def _run_and_keep(self, key: str, call: CheckedCall, images: ImageBook) -> ToolOutput:
         assert self._cache is not None
-        output = await self._take_turn(call, images)
+        output = await self._run(call, images)
         await self._cache.put(key, output)
         return output
 
-    async def _take_turn(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
-        # The backend's turn first: calls that wait for a narrow backend must not hold turns that others could use.
-        async with self._backend_turns[call.tool.backend], self._turns:
-            return await self._run(call, images)
-
     async def _run(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
-        task = asyncio.ensure_future(_carry_out(call, images))
-        task.add_done_callback(_retrieve)
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
-        finally:
-            # Not awaited: a tool that ignores its cancellation holds up nobody.
-            task.cancel()
-        if not done:
-            raise unavailable(call.tool.name, ErrorKind.TIMEOUT)
-        try:
-            output = task.result()
-        except ToolError as error:
-            raise ToolError(error.kind, _encodable(str(error.message))) from error
-        except BaseException as error:
-            logger.warning("The tool %s raised on %s", call.tool.name, dict(call.arguments), exc_info=error)
-            raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR) from error
-        if (fault := _fault(output)) is not None:
-            logger.warning("The tool %s returned %s", call.tool.name, fault)
-            raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
-        note = None if output.note is None else _encodable(output.note)
-        return replace(output, text=_encodable(output.text), note=note)
+        return await self._backends[call.tool.backend].call(lambda timeout_s: _attempt(call, images, timeout_s))
+
+
+async def _attempt(call: CheckedCall, images: ImageBook, timeout_s: float) -> ToolOutput:
+    """One try, which ends within ``timeout_s`` whatever the tool does."""
+    task = asyncio.ensure_future(_carry_out(call, images))
+    task.add_done_callback(_retrieve)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        # Not awaited: a tool that ignores its cancellation holds up nobody.
+        task.cancel()
+    if not done:
+        raise unavailable(call.tool.name, ErrorKind.TIMEOUT)
+    try:
+        output = task.result()
+    except ToolError as error:
+        raise ToolError(error.kind, _encodable(str(error.message)), retry_after_s=error.retry_after_s) from error
+    except BaseException as error:
+        logger.warning("The tool %s raised on %s", call.tool.name, dict(call.arguments), exc_info=error)
+        raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR) from error
+    if (fault := _fault(output)) is not None:
+        logger.warning("The tool %s returned %s", call.tool.name, fault)
+        raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
+    note = None if output.note is None else _encodable(output.note)
+    return replace(output, text=_encodable(output.text), note=note)
 
 
 async def _carry_out(call: CheckedCall, images: ImageBook) -> ToolOutput:
