@@ -48,7 +48,8 @@ def _declared(target: Any) -> dict[str, Any]:
         return {}
     try:
         found = get_object(target)
-    except Exception:
+    except (ImportError, ValueError):
+        # there is no such target, which building it says with its name
         return {}
     function: Any = found.__init__ if inspect.isclass(found) else inspect.unwrap(found)
     function = getattr(function, "__func__", function)

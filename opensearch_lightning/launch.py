@@ -262,6 +262,7 @@ def _optimizer_states(trainer: Trainer, module: LightningModule) -> list[Mapping
         ConfigurationError: their settings cannot work.
     """
     from lightning.pytorch.core.optimizer import _configure_optimizers
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     if trainer.max_steps < 0:
         return []
@@ -275,7 +276,9 @@ def _optimizer_states(trainer: Trainer, module: LightningModule) -> list[Mapping
         raise ConfigurationError(
             f"cannot make the optimizer of module: {one_line(error)}; see the settings under module.optimizer"
         ) from error
-    except Exception:
+    except (AttributeError, RuntimeError, MisconfigurationException) as error:
+        # a module may ask for what only a running fit has; the fit then makes the optimizer, and raises what is wrong
+        logging.getLogger(__name__).debug("the optimizer is not checked before the fit: %s", error)
         return []
     finally:
         module.trainer = None
