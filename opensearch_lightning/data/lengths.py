@@ -17,7 +17,7 @@ from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.errors import RenderError
 
 _log = logging.getLogger(__name__)
-_UNUSABLE = {-1: DropReason.BROKEN_IMAGE, -2: DropReason.CONTROL_STRINGS_IN_TOOLS}
+_CODES = {DropReason.BROKEN_IMAGE: -1, DropReason.CONTROL_STRINGS_IN_TOOLS: -2}
 Lengths = NDArray[np.int64]
 
 
@@ -54,8 +54,9 @@ def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropp
         DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
     """
     report = DropReport("SFT shards", limit=max_dropped)
-    for index in np.flatnonzero(lengths < 0):
-        report.drop(_UNUSABLE[int(lengths[index])], source.name(int(index)))
+    for reason, code in _CODES.items():
+        for index in np.flatnonzero(lengths == code):
+            report.drop(reason, source.name(int(index)))
     for index in np.flatnonzero(lengths > max_length):
         report.drop(DropReason.TOO_LONG, f"{source.name(int(index))}: {lengths[index]} tokens")
     rows = np.flatnonzero((lengths >= 0) & (lengths <= max_length))
@@ -78,7 +79,8 @@ class _Measured(Dataset[int]):
             return len(self._source.sample(index).token_ids)
         except RenderError as error:
             _log.warning("row %s cannot be used: %s", self._source.name(index), error)
-            return -2 if isinstance(error, ControlStringError) else -1
+            held = isinstance(error, ControlStringError)
+            return _CODES[DropReason.CONTROL_STRINGS_IN_TOOLS if held else DropReason.BROKEN_IMAGE]
 
 
 def _write(path: Path, lengths: Lengths) -> None:

@@ -109,7 +109,8 @@ class Backend:
 
     async def _try(self, attempt: Attempt[T]) -> T:
         left = self._timeout_s
-        for retry in range(self._policy.retries + 1):
+        retry = 0
+        while True:
             try:
                 async with self._turn():
                     started = time.monotonic()
@@ -123,7 +124,7 @@ class Backend:
                     raise
             await asyncio.sleep(wait)
             left -= wait
-        raise AssertionError("the last try returns or raises")
+            retry += 1
 
     def _wait_before_retry(self, retry: int, error: ToolError) -> float | None:
         """Seconds until a call is worth another try, ``None`` if it is not."""
