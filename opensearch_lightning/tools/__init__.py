@@ -9,7 +9,7 @@ from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.local import LocalTool, offline_tools
 from opensearch_lightning.tools.metrics import NO_TOOL, ExecutorMetrics, ToolMetrics
 from opensearch_lightning.tools.ocr import LayoutReader
-from opensearch_lightning.tools.protocol import CallKey, LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.protocol import CallKey, ClosableTool, LimitedTool, Tool, ToolOutput
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.text_index import Document, TextHit, TextIndex
 from opensearch_lightning.tools.threads import in_thread
@@ -18,6 +18,7 @@ __all__ = [
     "NO_TOOL",
     "BackendPolicy",
     "CallKey",
+    "ClosableTool",
     "Document",
     "ExecutorMetrics",
     "ExtractiveSummarizer",

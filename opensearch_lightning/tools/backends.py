@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -65,8 +66,8 @@ class Backend:
     Args:
         policy: how it is treated.
         timeout_s: seconds of a call where the policy sets none.
-        own: turns of this backend.
-        shared: turns of all backends together.
+        own: turns of this backend; by default as many as the policy says.
+        shared: turns of all backends together; by default none are counted.
         jitter: spreads retries.
     """
 
@@ -75,13 +76,14 @@ class Backend:
         policy: BackendPolicy,
         *,
         timeout_s: float,
-        own: asyncio.Semaphore,
-        shared: asyncio.Semaphore,
+        own: asyncio.Semaphore | None = None,
+        shared: asyncio.Semaphore | None = None,
         jitter: random.Random | None = None,
     ) -> None:
         self._policy = policy
         self._timeout_s = policy.timeout_s or timeout_s
-        self._own, self._shared = own, shared
+        self._own = own or asyncio.Semaphore(policy.max_concurrency or sys.maxsize)
+        self._shared = shared or asyncio.Semaphore(sys.maxsize)
         self._jitter = jitter or random.Random()
         self._next_start = 0.0
         self._failures = 0

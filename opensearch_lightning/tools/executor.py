@@ -22,6 +22,8 @@ from opensearch_lightning.tools.threads import in_thread
 from opensearch_lightning.tools.workshop import CheckedCall, Workshop, unavailable
 from opensearch_lightning.types import Action, ErrorKind, ToolResult
 
+ToolPlaces = Sequence[Tool | Sequence[Tool]] | Mapping[str, Tool | Sequence[Tool] | None]
+
 _UNREADABLE = {
     ErrorKind.NO_ACTION: "Write one tool call or one response.",
     ErrorKind.SEVERAL_ACTIONS: "Write only one tool call or one response a turn.",
@@ -37,7 +39,8 @@ class ToolExecutor:
     cache, tool.
 
     Args:
-        tools: the tools on offer.
+        tools: the tools on offer, in the order in which the policy is told of them. Several may stand in one place, as
+            those of one server do; in a mapping, which names the places, ``None`` leaves a place empty.
         timeout_s: seconds a call may take once it has its turn.
         max_concurrency: tool runs at once; further calls wait.
         faults: decides which calls fail before they reach a tool, the cache notwithstanding.
@@ -53,7 +56,7 @@ class ToolExecutor:
 
     def __init__(
         self,
-        tools: Sequence[Tool],
+        tools: ToolPlaces,
         *,
         timeout_s: float = 10.0,
         max_concurrency: int = 64,
@@ -63,6 +66,7 @@ class ToolExecutor:
         tool_aliases: Mapping[str, str] = TOOL_ALIASES,
         argument_aliases: Mapping[str, Mapping[str, str]] = ARGUMENT_ALIASES,
     ) -> None:
+        tools = _flat(tools)
         _check_tools(tools)
         if not timeout_s > 0:
             raise ConfigurationError(f"timeout_s is {timeout_s}: set seconds above 0.")
@@ -191,6 +195,16 @@ def _succeeded(call: CheckedCall, output: ToolOutput, cached: bool, images: Imag
         hits=output.hits,
         note=" ".join(notes) or None,
     )
+
+
+def _flat(places: ToolPlaces) -> list[Tool]:
+    tools: list[Tool] = []
+    for place in places.values() if isinstance(places, Mapping) else places:
+        if isinstance(place, Sequence):
+            tools += place
+        elif place is not None:
+            tools.append(place)
+    return tools
 
 
 def _check_tools(tools: Sequence[Tool]) -> None:

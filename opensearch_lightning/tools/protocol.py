@@ -27,13 +27,15 @@ class ToolOutput:
 
     ``text`` goes to the policy; with an ``image`` the executor puts the image's new name and size before it. ``hits``
     counts the results of a search. ``note`` is a sentence that says where the tool fell back or did less than asked;
-    the executor appends it to the text.
+    the executor appends it to the text. ``partial`` marks a result that a part of its backends failed for: it is given
+    to this call and never kept for another.
     """
 
     text: str = ""
     image: Image | None = None
     hits: int | None = None
     note: str | None = None
+    partial: bool = False
 
 
 class Tool(Protocol):
@@ -80,4 +82,13 @@ class LimitedTool(Tool, Protocol):
     @property
     def backend_limit(self) -> int:
         """Calls of this backend at once, at least 1."""
+        ...
+
+
+@runtime_checkable
+class ClosableTool(Tool, Protocol):
+    """A tool that holds connections."""
+
+    async def aclose(self) -> None:
+        """Close them, on the loop that :meth:`run` ran on; a later call opens new ones."""
         ...

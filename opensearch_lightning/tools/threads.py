@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+_CLOSING_SECONDS = 5.0
 
 T = TypeVar("T")
 
@@ -59,12 +64,23 @@ class LoopThread:
         """Await ``work`` on that loop; cancelling the wait cancels the work."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def stop(self) -> None:
-        """Cancel what still runs and end the thread. Blocks until it has ended."""
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+    def stop(self, closing: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
+        """Cancel what still runs, close what is given, and end the thread. Blocks until it has ended."""
+        asyncio.run_coroutine_threadsafe(_end(closing), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    await _cancel_others()
+    for close in closing:
+        try:
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                await close()
+        except Exception:
+            # The others are still to be closed.
+            logger.warning("A tool could not close its connections", exc_info=True)
 
 
 async def _cancel_others() -> None:

@@ -15,7 +15,7 @@ from opensearch_lightning.tools.arguments import image_arguments
 from opensearch_lightning.tools.backends import Backend, BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache, cache_key
 from opensearch_lightning.tools.images import ImageBook
-from opensearch_lightning.tools.protocol import LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.protocol import ClosableTool, LimitedTool, Tool, ToolOutput
 from opensearch_lightning.tools.single_flight import SingleFlight
 from opensearch_lightning.tools.threads import LoopThread
 from opensearch_lightning.types import ErrorKind
@@ -62,11 +62,12 @@ class Workshop:
             policy = policies.get(backend, BackendPolicy())
             own = asyncio.Semaphore(min(limit, policy.max_concurrency or limit))
             self._backends[backend] = Backend(policy, timeout_s=timeout_s, own=own, shared=turns)
+        self._closable = [tool for tool in tools if isinstance(tool, ClosableTool)]
         self._thread = LoopThread()
 
     def stop(self) -> None:
-        """Cancel what runs and end the loop's thread."""
-        self._thread.stop()
+        """Cancel what runs, close what tools hold open, and end the loop's thread."""
+        self._thread.stop([tool.aclose for tool in self._closable])
 
     async def serve(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
         """``(output, cached)`` of a checked call."""
@@ -87,7 +88,8 @@ class Workshop:
     async def _run_and_keep(self, key: str, call: CheckedCall, images: ImageBook) -> ToolOutput:
         assert self._cache is not None
         output = await self._run(call, images)
-        await self._cache.put(key, output)
+        if not output.partial:
+            await self._cache.put(key, output)
         return output
 
     async def _run(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
