@@ -118,15 +118,21 @@ def third_party_imports() -> dict[str, str]:
     return found
 
 
-def declared(*extras: str) -> set[str]:
-    """Names of the distributions that the base install, and the extras given, ask for."""
+def declared(*extras: str) -> dict[str, Requirement]:
+    """What the base install, and the extras given, ask for, by the distribution's name."""
     project = PROJECT["project"]
-    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
-    return {Requirement(line).name.lower() for line in lines}
+    found = {}
+    for line in [*project["dependencies"], *(line for name in extras for line in project["optional-dependencies"][name])]:
+        requirement = Requirement(line)
+        if requirement.name == project["name"]:
+            found |= declared(*requirement.extras)
+        else:
+            found[requirement.name.lower()] = requirement
+    return found
 
 
 def test_every_import_is_a_declared_dependency() -> None:
-    allowed = declared("vllm", "deepspeed", "online", "curation")
+    allowed = declared(*set(PROJECT["project"]["optional-dependencies"]) - {"dev"})
     missing = {
         name: path
         for name, path in third_party_imports().items()
@@ -138,16 +144,14 @@ def test_every_import_is_a_declared_dependency() -> None:
 def test_every_base_dependency_is_imported_or_named_in_conf() -> None:
     used = {DISTRIBUTION.get(name, name).lower().replace("_", "-") for name in third_party_imports()}
     in_conf = "\n".join(path.read_text() for path in (ROOT / "conf").rglob("*.yaml"))
-    unused = {name for name in declared() - used if name.replace("-", "_") not in in_conf}
+    unused = {name for name in declared().keys() - used if name.replace("-", "_") not in in_conf}
     # rapidocr runs its models with onnxruntime, transformers prepares pictures with torchvision; both leave the
     # choice to the one who installs them.
     assert unused <= {"onnxruntime", "torchvision"}
 
 
 def test_constraints_satisfy_the_ranges() -> None:
-    project = PROJECT["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
-    ranges = {(requirement := Requirement(line)).name.lower(): requirement for line in lines}
+    ranges = declared("dev")
     pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalpha()]
     assert pins
     for pin in pins:
