@@ -17,7 +17,7 @@ from opensearch_lightning.tools.cache import ResultCache, cache_key
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.protocol import ClosableTool, LimitedTool, Tool, ToolOutput
 from opensearch_lightning.tools.single_flight import SingleFlight
-from opensearch_lightning.tools.threads import LoopThread
+from opensearch_lightning.tools.threads import LoopThread, in_thread
 from opensearch_lightning.types import ErrorKind
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,14 @@ class CheckedCall:
     tool: Tool
     arguments: Mapping[str, Any]
     ignored: tuple[str, ...] = ()
+
+
+async def call_key(call: CheckedCall, images: ImageBook, namespace: str = "") -> str:
+    """Key of a call's content: equal for equal arguments and equal pictures, whatever their names."""
+    names = image_arguments(call.tool.schema, call.arguments)
+    # In a thread: the pixels of a large image take a while.
+    digests = await in_thread(lambda: {name: images.digest(call.arguments[name]) for name in names}) if names else {}
+    return cache_key(namespace, call.tool.name, call.arguments, digests)
 
 
 class Workshop:
@@ -76,10 +84,7 @@ class Workshop:
     async def _look_up(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
         if self._cache is None:
             return await self._run(call, images), False
-        digests = {
-            name: images.digest(call.arguments[name]) for name in image_arguments(call.tool.schema, call.arguments)
-        }
-        key = cache_key(self._cache.namespace, call.tool.name, call.arguments, digests)
+        key = await call_key(call, images, self._cache.namespace)
         kept = await self._cache.get(key)
         if kept is not None:
             return kept, True

@@ -210,12 +210,12 @@ def write_many(path, start):
 async def test_processes_share_the_file(tmp_path):
     path = tmp_path / "cache.sqlite"
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=write_many, args=(path, start)) for start in (0, 25)]
+    writers = [spawn.Process(target=write_many, args=(path, start)) for start in (0, 25, 0, 25)]
     for writer in writers:
         writer.start()
     for writer in writers:
         writer.join()
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [writer.exitcode for writer in writers] == [0] * 4
     cache = ResultCache(path)
     assert [(await cache.get(f"key{i}")).text for i in range(75)] == [str(i) for i in range(75)]
     cache.close()
