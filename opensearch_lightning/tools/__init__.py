@@ -10,6 +10,7 @@ from opensearch_lightning.tools.local import LocalTool, offline_tools
 from opensearch_lightning.tools.metrics import NO_TOOL, ExecutorMetrics, ToolMetrics
 from opensearch_lightning.tools.ocr import LayoutReader
 from opensearch_lightning.tools.protocol import CallKey, ClosableTool, LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.recording import Recorder, Replay
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.text_index import Document, TextHit, TextIndex
 from opensearch_lightning.tools.threads import in_thread
@@ -30,6 +31,8 @@ __all__ = [
     "LimitedTool",
     "LocalTool",
     "Outage",
+    "Recorder",
+    "Replay",
     "ResultCache",
     "TextHit",
     "TextIndex",

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
@@ -17,9 +18,10 @@ from opensearch_lightning.tools.faults import FaultInjector
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.metrics import ExecutorMetrics, MetricsRecorder
 from opensearch_lightning.tools.protocol import CallKey, LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.recording import Recorder, Replay
 from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, TOOL_ALIASES
 from opensearch_lightning.tools.threads import in_thread
-from opensearch_lightning.tools.workshop import CheckedCall, Workshop, unavailable
+from opensearch_lightning.tools.workshop import CheckedCall, Workshop, call_key, unavailable
 from opensearch_lightning.types import Action, ErrorKind, ToolResult
 
 ToolPlaces = Sequence[Tool | Sequence[Tool]] | Mapping[str, Tool | Sequence[Tool] | None]
@@ -46,6 +48,7 @@ class ToolExecutor:
         faults: decides which calls fail before they reach a tool, the cache notwithstanding.
         cache: gives equal calls the result of the first; equal calls at one time run once.
         backends: by backend, how its calls are limited, tried again and left alone.
+        recorder: writes down what comes of each call.
         tool_aliases: other names of tools, to wire names.
         argument_aliases: per wire name, other names of arguments.
 
@@ -63,6 +66,7 @@ class ToolExecutor:
         faults: FaultInjector | None = None,
         cache: ResultCache | None = None,
         backends: Mapping[str, BackendPolicy] | None = None,
+        recorder: Recorder | None = None,
         tool_aliases: Mapping[str, str] = TOOL_ALIASES,
         argument_aliases: Mapping[str, Mapping[str, str]] = ARGUMENT_ALIASES,
     ) -> None:
@@ -82,10 +86,30 @@ class ToolExecutor:
         self._faults = faults
         self._cache = cache
         self._policies = dict(backends or {})
+        self._recorder = recorder
+        self._replay: Replay | None = None
+        if recorder is not None:
+            recorder.begin(tools)
         self._tool_aliases = tool_aliases
         self._argument_aliases = argument_aliases
         self._metrics = MetricsRecorder(self._tools)
         self._workshop: Workshop | None = None
+
+    @classmethod
+    def replaying(cls, path: str | Path, **options: Any) -> ToolExecutor:
+        """An executor that answers from a recording and reaches no tool.
+
+        Args:
+            path: what a :class:`~opensearch_lightning.tools.Recorder` wrote.
+            options: ``faults``, ``tool_aliases`` and ``argument_aliases``, as of the constructor.
+
+        Raises:
+            DataError: there is no recording.
+        """
+        replay = Replay(path)
+        executor = cls(replay.tools(), **options)
+        executor._replay = replay
+        return executor
 
     @property
     def schemas(self) -> list[Mapping[str, Any]]:
@@ -111,8 +135,9 @@ class ToolExecutor:
         workshop, self._workshop = self._workshop, None
         if workshop is not None:
             await in_thread(workshop.stop)
-        if self._cache is not None:
-            self._cache.close()
+        for file in (self._cache, self._recorder, self._replay):
+            if file is not None:
+                file.close()
 
     async def execute(self, action: Action, images: ImageBook, key: CallKey) -> ToolResult:
         """Carry out one action and say what came of it.
@@ -140,7 +165,7 @@ class ToolExecutor:
                 result = await self._injected(tool, fault)
             else:
                 reached = True
-                result = _succeeded(call, *await self._serve(call, images), images)
+                result = _succeeded(call, *await self._serve(call, images, key), images)
                 reached = not result.cached
         except ToolError as error:
             result = _failed(tool, error)
@@ -170,10 +195,26 @@ class ToolExecutor:
             await asyncio.sleep(self._faults.timeout_s)
         return replace(_failed(tool, unavailable(tool, kind)), injected=True)
 
-    async def _serve(self, call: CheckedCall, images: ImageBook) -> tuple[ToolOutput, bool]:
+    async def _serve(self, call: CheckedCall, images: ImageBook, key: CallKey) -> tuple[ToolOutput, bool]:
+        """``(output, cached)``."""
+        if self._replay is not None:
+            return await self._replay.outcome(await call_key(call, images), key, call.tool.name), False
         self.start()
         assert self._workshop is not None
-        return await self._workshop.serve(call, images)
+        try:
+            output, cached = await self._workshop.serve(call, images)
+        except ToolError as error:
+            await self._record(call, images, key, error)
+            raise
+        await self._record(call, images, key, output)
+        return output, cached
+
+    async def _record(
+        self, call: CheckedCall, images: ImageBook, key: CallKey, outcome: ToolOutput | ToolError
+    ) -> None:
+        if self._recorder is not None:
+            content = await call_key(call, images)
+            await self._recorder.add(content, key, call.tool.name, call.arguments, outcome)
 
 
 def _failed(tool: str | None, error: ToolError) -> ToolResult:
