@@ -16,6 +16,7 @@ COMMANDS = {
     "train": ("opensearch_lightning.launch", "make one training run, as the configuration describes it"),
     "world": ("opensearch_lightning.world.cli", "generate a small encyclopedia with pictures and tasks"),
     "evaluate": ("opensearch_lightning.evaluate", "measure a policy on held-out tasks"),
+    "tools": ("opensearch_lightning.tools_command", "try each configured tool and its services once"),
     "report": ("opensearch_lightning.dashboards.cli", "write one page about runs: curves, evaluation, trajectories"),
 }
 """Subcommand: the module with ``add_arguments(parser)`` and ``run(args) -> int``, and what it does."""

@@ -41,6 +41,7 @@ LEVELS = {
     "evaluate": TOP,
     "launch": TOP,
     "quickstart": TOP,
+    "tools_command": TOP,
 }
 OPTIONAL = ("vllm", "deepspeed", "open_clip", "openai")
 

@@ -9,7 +9,7 @@ from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.local import LocalTool, offline_tools
 from opensearch_lightning.tools.metrics import NO_TOOL, ExecutorMetrics, ToolMetrics
 from opensearch_lightning.tools.ocr import LayoutReader
-from opensearch_lightning.tools.protocol import CallKey, ClosableTool, LimitedTool, Tool, ToolOutput
+from opensearch_lightning.tools.protocol import CallKey, ClosableTool, LimitedTool, Probe, ProbedTool, Tool, ToolOutput
 from opensearch_lightning.tools.recording import Recorder, Replay
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.text_index import Document, TextHit, TextIndex
@@ -31,6 +31,8 @@ __all__ = [
     "LimitedTool",
     "LocalTool",
     "Outage",
+    "Probe",
+    "ProbedTool",
     "Recorder",
     "Replay",
     "ResultCache",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -82,6 +82,19 @@ class LimitedTool(Tool, Protocol):
     @property
     def backend_limit(self) -> int:
         """Calls of this backend at once, at least 1."""
+        ...
+
+
+Probe = Callable[[], Awaitable[None]]
+"""One cheap try of a service; raises :class:`~opensearch_lightning.errors.ToolError` where it fails."""
+
+
+@runtime_checkable
+class ProbedTool(Tool, Protocol):
+    """A tool that can say which of the services behind it work."""
+
+    def probes(self) -> Mapping[str, Probe]:
+        """A try of each service, by its name."""
         ...
 
 
