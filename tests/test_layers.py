@@ -43,7 +43,7 @@ LEVELS = {
     "quickstart": TOP,
     "tools_command": TOP,
 }
-OPTIONAL = ("vllm", "deepspeed", "open_clip", "openai")
+OPTIONAL = ("vllm", "deepspeed", "mcp", "open_clip", "openai", "rapid_layout", "trafilatura")
 
 
 def part_of(module: str) -> str | None:

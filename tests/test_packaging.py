@@ -20,6 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 DISTRIBUTION = {
     "PIL": "pillow",
+    "botocore": "boto3",
     "cv2": "opencv-python-headless",
     "hydra": "hydra-core",
     "open_clip": "open-clip-torch",

@@ -7,6 +7,7 @@ from opensearch_lightning.tools.faults import FaultInjector, Outage
 from opensearch_lightning.tools.image_index import ImageHit, ImageIndex
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.local import LocalTool, offline_tools
+from opensearch_lightning.tools.mcp import McpTool, mcp_tools
 from opensearch_lightning.tools.metrics import NO_TOOL, ExecutorMetrics, ToolMetrics
 from opensearch_lightning.tools.ocr import LayoutReader
 from opensearch_lightning.tools.protocol import CallKey, ClosableTool, LimitedTool, Probe, ProbedTool, Tool, ToolOutput
@@ -30,6 +31,7 @@ __all__ = [
     "LayoutReader",
     "LimitedTool",
     "LocalTool",
+    "McpTool",
     "Outage",
     "Probe",
     "ProbedTool",
@@ -43,5 +45,6 @@ __all__ = [
     "ToolMetrics",
     "ToolOutput",
     "in_thread",
+    "mcp_tools",
     "offline_tools",
 ]

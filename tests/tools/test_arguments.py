@@ -1,12 +1,13 @@
 import json
+import sys
 
 import pytest
 from PIL import Image
 
-from opensearch_lightning.errors import DataError, ToolError
+from opensearch_lightning.errors import ConfigurationError, DataError, ToolError
 from opensearch_lightning.tools import ImageBook, offline_tools
 from opensearch_lightning.tools.arguments import check_arguments
-from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, CROP, IMAGE_ID
+from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, CROP, IMAGE_ID, crop_schema
 from opensearch_lightning.types import ErrorKind
 from tests.tools.fakes import book
 
@@ -74,6 +75,18 @@ def test_numbers_one_way_or_the_other_are_equal():
     assert checked.values == {**BOX, "x": 1, "y": 2.5}
     assert json.dumps(checked.values) == json.dumps({**BOX, "y": 2.5})
     assert check("super_resolution", {"image": "img_1", "scale": 2.0}).values["scale"] == 2
+
+
+def test_a_relative_box_is_limited_by_its_schema():
+    schema = crop_schema("relative_1000")
+    images = book()
+    assert check_arguments(schema, {**BOX, "x": 0, "width": 1000}, {}, images).values["width"] == 1000
+    for name, value in (("x", -1), ("y", 1000.5), ("width", 1001), ("height", 0)):
+        with pytest.raises(ToolError, match=f"{name} must be "):
+            check_arguments(schema, {**BOX, name: value}, {}, images)
+    assert crop_schema() == CROP
+    with pytest.raises(ConfigurationError, match="coordinates is 'thousandths'"):
+        crop_schema("thousandths")
 
 
 @pytest.mark.parametrize(
@@ -155,3 +168,99 @@ def test_book_makes_rgb_of_everything(tmp_path):
 def test_digest_is_of_the_content():
     images = book(Image.new("RGB", (4, 2), "red"), Image.new("RGB", (4, 2), "red"), Image.new("RGB", (2, 4), "red"))
     assert images.digest("img_1") == images.digest("img_2") != images.digest("img_3")
+
+
+def of_server(properties, **keywords):
+    parameters = {"type": "object", "properties": properties, **keywords}
+    return {"type": "function", "function": {"name": "tool", "description": "", "parameters": parameters}}
+
+
+def refusal(schema, arguments):
+    with pytest.raises(ToolError) as caught:
+        check_arguments(schema, arguments, {}, book())
+    assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
+    return caught.value.message
+
+
+TREE = {"type": "object", "properties": {"name": {"type": "string"}, "below": {"$ref": "#/$defs/tree"}},
+        "required": ["name"], "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "right", "wrong", "message"),
+    [
+        ({"type": "array", "items": {"type": "integer"}}, [1, 2], [1, "2"], 'a[1] must be of type integer, not "2".'),
+        ({"type": "array", "maxItems": 1}, [1], [1, 2], 'a must fit {"maxItems": 1}, not [1, 2].'),
+        ({"type": ["string", "null"]}, None, 5, "a must be of type string or null, not 5."),
+        ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, [5], "x",
+         'a must fit {"anyOf": [{"type": "integer"}, {"type": "array"}]}, not "x".'),
+        ({"type": "string", "pattern": "^[a-z]+$"}, "abc", "A", 'a must fit {"pattern": "^[a-z]+$"}, not "A".'),
+        ({"type": "string", "maxLength": 2}, "ab", "abc", 'a must fit {"maxLength": 2}, not "abc".'),
+        ({"type": "string", "minLength": 3}, "abc", " a ", "a must have 3 characters or more, not 1."),
+        ({"type": "number", "exclusiveMaximum": 3}, 2.5, 3, 'a must fit {"exclusiveMaximum": 3}, not 3.'),
+        ({"const": 7}, 7, 8, 'a must fit {"const": 7}, not 8.'),
+        ({"type": "object", "required": ["b"]}, {"b": None}, {}, 'a lacks ["b"].'),
+        ({"$ref": "#/$defs/tree"}, {"name": "x", "below": {"name": "y"}}, {"name": "x", "below": {}},
+         'a.below lacks ["name"].'),
+        ({}, {"any": ["thing"]}, [float("nan")], "a holds NaN or infinity, which are no numbers."),
+        ({"type": "array"}, ["\U0001f600"], ["\ud83d"], "a holds half a character."),
+    ],
+)  # fmt: skip
+def test_rules_of_json_schema(rule, right, wrong, message):
+    schema = of_server({"a": rule}, **{"$defs": {"tree": TREE}})
+    assert check_arguments(schema, {"a": right}, {}, book()).values == {"a": right}
+    assert refusal(schema, {"a": wrong}) == message
+
+
+def test_messages_stay_short():
+    rule = {"type": "array", "items": {"anyOf": [{"const": "x" * 200}, {"const": "y" * 200}]}}
+    message = refusal(of_server({"a": rule}), {"a": ["\n" + "z" * 5000]})
+    assert message.startswith("a[0] must fit ")
+    assert len(message) < 180
+    assert "\n" not in message
+
+
+def test_rules_between_arguments():
+    schema = of_server(
+        {"a": {"type": "string"}, "b": {"type": "string"}}, anyOf=[{"required": ["a"]}, {"required": ["b"]}]
+    )
+    assert check_arguments(schema, {"b": "x"}, {}, book()).values == {"b": "x"}
+    assert refusal(schema, {}).startswith("the call must fit ")
+
+
+def test_other_names_where_the_schema_takes_them():
+    schema = of_server({}, additionalProperties={"type": "integer"})
+    checked = check_arguments(schema, {"one": 1}, {}, book())
+    assert (checked.values, checked.ignored) == ({"one": 1}, ())
+    assert refusal(schema, {"one": "1"}) == 'one must be a whole number, not "1".'
+    assert refusal(schema, {"\ud800": 1}) == 'The name "?" holds half a character.'
+    assert check_arguments(of_server({}, additionalProperties=False), {"one": 1}, {}, book()).ignored == ("one",)
+
+
+def test_nothing_is_fetched_for_a_rule(monkeypatch):
+    tried = []
+    monkeypatch.setattr("socket.socket.connect", lambda *address: tried.append(address))
+    monkeypatch.setattr("urllib.request.urlopen", lambda *address, **_: tried.append(address))
+    schema = of_server({"a": {"$ref": "http://127.0.0.1:9/schema.json"}})
+    # a rule that cannot be looked up is not held against the policy
+    assert check_arguments(schema, {"a": 1}, {}, book()).values == {"a": 1}
+    assert tried == []
+
+
+@pytest.mark.parametrize(
+    "rule", [{"type": "string", "pattern": "(?<n"}, {"$ref": "#/$defs/none"}, {"$ref": "#"}], ids=str
+)
+def test_a_rule_that_cannot_be_applied_is_logged(rule, caplog):
+    schema = of_server({"a": {"$ref": "#/properties/a"} if rule == {"$ref": "#"} else rule})
+    assert check_arguments(schema, {"a": "x"}, {}, book()).values == {"a": "x"}
+    assert "The rule of a cannot be checked" in caplog.text
+
+
+def test_without_jsonschema_only_plain_rules_are_checked(monkeypatch):
+    for module in ("jsonschema", "jsonschema.exceptions", "jsonschema.validators"):
+        monkeypatch.setitem(sys.modules, module, None)
+    schema = of_server(
+        {"a": {"type": "array", "items": {"type": "integer"}}, "b": {"type": "integer", "multipleOf": 2}}
+    )
+    assert check_arguments(schema, {"a": ["x"], "b": 3}, {}, book()).values == {"a": ["x"], "b": 3}
+    assert refusal(schema, {"b": "x"}) == 'b must be a whole number, not "x".'
