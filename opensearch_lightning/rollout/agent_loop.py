@@ -162,11 +162,14 @@ class AgentLoop:
 
         Raises:
             RolloutLost: the engine failed; nothing is known of how the policy would have done.
+            DataError: the task cannot be shown to the policy, or its ``metadata["image_urls"]`` (optional: the public
+                addresses of its images, null where there is none) does not fit its images.
         """
+        urls = _image_urls(task)
         key = SessionKey(task_id=task.id, rollout=rollout)
         async with self.engine.session(key) as session:
             run, book = _Run(), ImageBook()
-            pictures = [book.get(book.add(image)) for image in task.images]
+            pictures = [book.get(book.add(*pair)) for pair in zip(task.images, urls, strict=True)]
             fresh = await self._render_prompt(task, pictures)
             run.append_given(fresh)
             run.prompt_tokens = len(fresh.token_ids)
@@ -264,6 +267,24 @@ class AgentLoop:
         errors = [self._counts(step) for step in run.steps]
         fatal_step = find_fatal_step(errors, k=self.fatal_k, onset=self.fatal_onset)
         return NON_FATAL if fatal_step is None else fatal_step
+
+
+def _image_urls(task: Task) -> Sequence[str | None]:
+    """Public addresses of a task's images, as far as it knows any."""
+    urls = task.metadata.get("image_urls")
+    if urls is None:
+        return [None] * len(task.images)
+    if (
+        not isinstance(urls, Sequence)
+        or isinstance(urls, str)
+        or len(urls) != len(task.images)
+        or not all(isinstance(url, str | None) for url in urls)
+    ):
+        raise DataError(
+            f"task {task.id}: metadata image_urls is {urls!r:.80}, but the task has {len(task.images)} images: give a "
+            "list with the address or null for each, or leave it out"
+        )
+    return urls
 
 
 def _stop_without_call(generation: Generation) -> StopReason:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,15 +26,18 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
+_LOCAL_ENDINGS = (".localhost", ".local", ".localdomain", ".internal", ".home.arpa")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download:
-    """What came: ``url`` after redirects, ``content_type`` as the server calls it, without parameters."""
+    """What came: ``url`` after redirects, ``content_type`` and ``charset`` as the server calls them."""
 
     url: str
     content_type: str
     body: bytes
+    charset: str | None = None
 
 
 def is_public(address: Address) -> bool:
@@ -125,7 +129,8 @@ class Downloader:
             body += chunk
             if len(body) > self._max_bytes:
                 raise ToolError(ErrorKind.BACKEND_ERROR, f"The page is larger than {self._max_bytes} bytes.")
-        return Download(url=url, content_type=response.content_type.lower(), body=bytes(body))
+        kind = response.content_type.lower()
+        return Download(url=url, content_type=kind, body=bytes(body), charset=response.charset)
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -178,6 +183,68 @@ def retry_after_s(header: str | None, *, now: datetime | None = None) -> float |
     if then.tzinfo is None:
         then = then.replace(tzinfo=UTC)
     return max(0.0, (then - (now or datetime.now(UTC))).total_seconds())
+
+
+async def check_public(url: str, *, resolve: bool = True) -> None:
+    """Refuse a URL that another machine is about to be asked to fetch, unless it names a public address.
+
+    Here no connection is seen, so the name is looked up; what the other machine finds under it may differ.
+
+    Args:
+        url: as a model or a page gave it.
+        resolve: ``False`` looks no name up, for machines that reach the internet through a proxy alone. Addresses that
+            are not public, ``localhost``, names without a dot and those of local networks are refused even so.
+
+    Raises:
+        ToolError: ``invalid_argument`` for a URL that may not be fetched, ``unreachable`` for a name that is not found.
+    """
+    try:
+        host, port = _host(url)
+        if (address := _literal(host)) is not None:
+            addresses = [address]
+        elif host.endswith(_LOCAL_ENDINGS) or "." not in host:
+            raise _Refused("The host of the page is not public; only pages of the internet can be read.")
+        else:
+            addresses = await _look_up(host, port) if resolve else []
+        if not all(is_public(address) for address in addresses):
+            raise _Refused("The address of the page is not public; only pages of the internet can be read.")
+    except _Refused as error:
+        raise ToolError(ErrorKind.INVALID_ARGUMENT, str(error)) from None
+
+
+def _host(url: str) -> tuple[str, int]:
+    """Host in ASCII and lower case, and port. One that parsers could read in two ways is refused."""
+    _check_form(url)
+    parts = urlsplit(url)
+    try:
+        url.encode()
+        host = (parts.hostname or "").encode("idna").decode().rstrip(".")
+    except UnicodeError:
+        raise _Refused("The URL names no host.") from None
+    if not _HOST.fullmatch(host):
+        raise _Refused("The URL names no host.")
+    return host, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _literal(host: str) -> Address | None:
+    """The address that a host spells out, also in the short, octal and hexadecimal ways of writing one."""
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
+
+
+async def _look_up(host: str, port: int) -> list[Address]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        message = f"There is no host {host[:80]!r}, as far as this machine knows."
+        raise ToolError(ErrorKind.UNREACHABLE, message) from None
+    return [ipaddress.ip_address(str(target[0]).partition("%")[0]) for *_, target in found]
 
 
 def _check_form(url: str) -> None:
