@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from opensearch_lightning.errors import RenderError
-from opensearch_lightning.pictures import as_rgb, png_bytes
+from opensearch_lightning.errors import DataError, RenderError
+from opensearch_lightning.pictures import as_rgb, png_bytes, read_picture
 from opensearch_lightning.types import ImageInput
 
 if TYPE_CHECKING:
@@ -59,10 +58,9 @@ class ImageEncoder:
 
     def _prepare(self, image: ImageSource, name: str) -> _Prepared:
         try:
-            picture = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
             # the pixels that the tools get, so that coordinates and colours mean the same to the policy
-            picture = as_rgb(picture)
-        except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            picture = read_picture(image) if isinstance(image, bytes) else as_rgb(image)
+        except (DataError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise RenderError(f"{name} cannot be read as an image ({error}): give a PNG, JPEG or WebP file") from error
         try:
             features = self._processor(images=[picture], return_tensors="pt")

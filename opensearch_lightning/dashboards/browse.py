@@ -15,6 +15,7 @@ from typing import Any
 
 from opensearch_lightning.dashboards.page_json import page_json
 from opensearch_lightning.dashboards.records import outcome
+from opensearch_lightning.errors import DataError
 
 MAX_TRAJECTORIES = 600
 MAX_TEXT = 20_000
@@ -140,23 +141,24 @@ def _cost(group: Group, selection: Selection, left: int) -> tuple[int, dict[str,
 
 def _picture(directory: Path, name: str) -> dict[str, Any] | None:
     """Data URL and size of a picture; ``None`` when there is no readable one under that name."""
-    from PIL import Image, UnidentifiedImageError
+    from opensearch_lightning.pictures import as_rgb, open_picture
 
     path = directory / name
     if not _IMAGE_NAME.fullmatch(name) or not path.is_file():
         return None
     try:
         encoded = path.read_bytes()
-        with Image.open(io.BytesIO(encoded)) as image:
-            width, height = image.size
-            kind = _FORMATS.get(image.format or "")
-            if kind is None or len(encoded) > _VERBATIM_BYTES:
-                small = image.convert("RGB")
-                small.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
-                buffer = io.BytesIO()
-                small.save(buffer, "JPEG", quality=82)
-                encoded, kind = buffer.getvalue(), "jpeg"
-    except (OSError, ValueError, UnidentifiedImageError, Image.DecompressionBombError):
+        image = open_picture(encoded)
+        width, height = image.size
+        kind = _FORMATS.get(image.format or "")
+        if kind is None or len(encoded) > _VERBATIM_BYTES:
+            small = as_rgb(image)
+            width, height = small.size
+            small.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+            buffer = io.BytesIO()
+            small.save(buffer, "JPEG", quality=82)
+            encoded, kind = buffer.getvalue(), "jpeg"
+    except (OSError, ValueError, SyntaxError, DataError):
         return None
     return {
         "src": f"data:image/{kind};base64,{base64.b64encode(encoded).decode('ascii')}",

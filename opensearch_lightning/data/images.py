@@ -1,14 +1,14 @@
 """Encoded image files of a row, from wherever the row keeps them."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from opensearch_lightning.data.drops import DropReason, UnusableRow
-from opensearch_lightning.pictures import as_rgb, png_bytes
+from opensearch_lightning.errors import DataError
+from opensearch_lightning.pictures import as_rgb, png_bytes, read_picture
 
 
 def load_image(source: Any, root: Path | None) -> bytes:
@@ -30,9 +30,8 @@ def load_image(source: Any, root: Path | None) -> bytes:
     if not isinstance(encoded, bytes):
         raise UnusableRow(DropReason.MISSING_IMAGE, f"an image is a path or bytes, got {type(source).__name__}.")
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
-            image.load()
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        read_picture(encoded)
+    except DataError as error:
         named = f" {str(source)!r}" if isinstance(source, str | Path) else ""
         raise UnusableRow(DropReason.BROKEN_IMAGE, f"image{named} cannot be decoded: {error}.") from error
     return encoded

@@ -1,18 +1,16 @@
 """SFT rows and RL tasks to and from shards."""
 
-import io
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from PIL import Image
 
 from opensearch_lightning.data.drops import DropReport, UnusableRow
 from opensearch_lightning.data.images import load_image
 from opensearch_lightning.data.shards import Record, ShardKind, write_shards
 from opensearch_lightning.data.sharegpt import SFTRow, parse_sharegpt
 from opensearch_lightning.errors import DataError
+from opensearch_lightning.pictures import open_picture
 from opensearch_lightning.types import Task
 
 _log = logging.getLogger(__name__)
@@ -149,8 +147,7 @@ def _task_images(task: Task) -> list[bytes]:
     except UnusableRow as error:
         raise DataError(f"task {task.id!r}: {error}") from error
     for number, encoded in enumerate(images, start=1):
-        with Image.open(io.BytesIO(encoded)) as image:
-            width, height = image.size
+        width, height = open_picture(encoded).size
         if max(width, height) > _MAX_ASPECT * min(width, height):
             raise DataError(
                 f"task {task.id!r}: image {number} of {width}x{height} pixels is more than {_MAX_ASPECT} times longer "

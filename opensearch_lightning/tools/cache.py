@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from opensearch_lightning.errors import DataError
 from opensearch_lightning.tools.output_rows import COLUMNS, from_row, to_row
 from opensearch_lightning.tools.protocol import ToolOutput
 from opensearch_lightning.tools.sqlite_file import SqliteFile
@@ -66,7 +67,11 @@ class ResultCache:
             return None
         if row is None:
             return None
-        output = await from_row(row)
+        try:
+            output = await from_row(row)
+        except DataError as error:
+            self._complain(error)
+            return None
         self._keep(key, output)
         return output
 
@@ -95,7 +100,7 @@ class ResultCache:
             while self._bytes > self._max_bytes and self._kept:
                 self._bytes -= _size(self._kept.popitem(last=False)[1])
 
-    def _complain(self, error: sqlite3.Error) -> None:
+    def _complain(self, error: sqlite3.Error | DataError) -> None:
         # A cache that fails costs time, never a call.
         assert self._file is not None
         warnings.warn(f"The cache file {self._file.path} could not be used ({error}); going on without.", stacklevel=2)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import io
 
 from PIL import Image
 
 from opensearch_lightning.errors import DataError, ToolError
-from opensearch_lightning.pictures import as_rgb
+from opensearch_lightning.pictures import as_rgb, read_picture
 from opensearch_lightning.types import ErrorKind
 
 
@@ -21,6 +20,7 @@ class ImageBook:
     def __init__(self) -> None:
         self._images: dict[str, Image.Image] = {}
         self._digests: dict[str, str] = {}
+        self._urls: dict[str, str] = {}
 
     def __len__(self) -> int:
         """Number of images."""
@@ -31,20 +31,27 @@ class ImageBook:
         """Name the next added image gets."""
         return f"img_{len(self._images) + 1}"
 
-    def add(self, image: Image.Image | bytes) -> str:
+    def add(self, image: Image.Image | bytes, url: str | None = None) -> str:
         """Append an image (or an encoded image file) and return its name.
+
+        Args:
+            image: the picture.
+            url: its address on the internet, where one is known; nothing here contacts it.
 
         Raises:
             DataError: the bytes are no image file that Pillow reads.
         """
         if isinstance(image, bytes):
             try:
-                image = Image.open(io.BytesIO(image))
-                image.load()
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                picture = read_picture(image)
+            except DataError as error:
                 raise DataError(f"{self.next_name} cannot be read as an image: {error}") from error
+        else:
+            picture = as_rgb(image)
         name = self.next_name
-        self._images[name] = as_rgb(image)
+        self._images[name] = picture
+        if url is not None:
+            self._urls[name] = url
         return name
 
     def get(self, name: str) -> Image.Image:
@@ -57,6 +64,15 @@ class ImageBook:
         if image is None:
             raise ToolError(ErrorKind.UNKNOWN_IMAGE, f"There is no image {name[:40]!r}; {self._known()}.")
         return image
+
+    def url(self, name: str) -> str | None:
+        """The address that came with the image, ``None`` for one that exists only here; unchecked.
+
+        Raises:
+            ToolError: ``unknown_image``, naming those there are.
+        """
+        self.get(name)
+        return self._urls.get(name)
 
     def digest(self, name: str) -> str:
         """SHA-256 of the image's size and pixels: equal for equal pictures whatever their names and files."""

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from PIL.Image import Image
+
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.tools import picture_tools, schemas
+from opensearch_lightning.tools.edsr import EDSR
 from opensearch_lightning.tools.formatting import passages, sources
 from opensearch_lightning.tools.image_index import ImageIndex
 from opensearch_lightning.tools.images import ImageBook
+from opensearch_lightning.tools.layout import LayoutSource, layout_output
 from opensearch_lightning.tools.ocr import LayoutReader
 from opensearch_lightning.tools.protocol import ToolOutput
+from opensearch_lightning.tools.schemas import Coordinates
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.text_index import TextIndex
 from opensearch_lightning.tools.threads import in_thread
@@ -70,34 +75,43 @@ def search_image(index: ImageIndex, arguments: Mapping[str, Any], images: ImageB
     return ToolOutput(text=sources([(hit.title, hit.url) for hit in hits]), hits=len(hits))
 
 
-def parse_layout(reader: LayoutReader, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
-    """``layout_parsing``: the text of an image in reading order."""
+def parse_layout(
+    reader: LayoutSource, arguments: Mapping[str, Any], images: ImageBook, *, show_boxes: bool = False
+) -> ToolOutput:
+    """``layout_parsing``: the text of an image in reading order; with ``show_boxes`` block by block."""
     upright = arguments["use_doc_orientation_classify"]
     layout = reader.read(images.get(arguments["image"]), any_orientation=upright)
-    notes = []
-    if layout.too_small:
-        notes.append("Some text is too small to read." if layout.blocks else "The text is too small to read.")
-    if arguments["use_chart_recognition"]:
-        notes.append("Charts are not recognised here, only text.")
-    nothing = "" if layout.too_small else "No text found."
-    return ToolOutput(text=layout.formatted_text or nothing, note=" ".join(notes) or None)
+    return layout_output(layout, show_boxes=show_boxes, charts_left_out=arguments["use_chart_recognition"])
 
 
-def _crop(arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
+def _crop(coordinates: Coordinates, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
     box = {side: arguments[side] for side in ("x", "y", "width", "height")}
-    return picture_tools.crop(images.get(arguments["image"]), **box)
+    return picture_tools.crop(images.get(arguments["image"]), **box, coordinates=coordinates)
 
 
 def _sharpen(arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
     return picture_tools.sharpen(images.get(arguments["image"]), arguments["amount"])
 
 
-def _super_resolution(arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
-    return picture_tools.super_resolution(images.get(arguments["image"]), arguments["scale"])
+def _super_resolution(
+    enlarge: Callable[[Image, int], ToolOutput], arguments: Mapping[str, Any], images: ImageBook
+) -> ToolOutput:
+    return enlarge(images.get(arguments["image"]), arguments["scale"])
 
 
 def _perspective_correct(arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
     return picture_tools.perspective_correct(images.get(arguments["image"]))
+
+
+def _enlarging(edsr: EDSR | None, limit: int) -> LocalTool:
+    """``super_resolution``: a network has a backend of its own, whose few turns hold up no other picture tool."""
+    return LocalTool(
+        name="super_resolution",
+        backend="image_processing" if edsr is None else "super_resolution",
+        schema=schemas.super_resolution_schema(4 if edsr is None else edsr.scale or 4),
+        function=partial(_super_resolution, picture_tools.super_resolution if edsr is None else edsr.enlarge),
+        backend_limit=limit if edsr is None else edsr.workers,
+    )
 
 
 def offline_tools(
@@ -109,10 +123,13 @@ def offline_tools(
     summary_sentences: int = 1,
     reader: LayoutReader | None = None,
     workers: int | None = None,
+    coordinates: Coordinates = "pixels",
+    super_resolution: EDSR | None = None,
 ) -> list[LocalTool]:
     """The seven tools over a world's indexes.
 
-    Backends: ``text_search``, ``image_search``, ``ocr``, and ``image_processing`` for the four that make images.
+    Backends: ``text_search``, ``image_search``, ``ocr``, and ``image_processing`` for the four that make images; with
+    an EDSR network ``super_resolution`` is a backend of its own.
 
     Args:
         world: anything with a ``text_index`` and an ``image_index``.
@@ -122,9 +139,12 @@ def offline_tools(
         summary_sentences: sentences of each passage, 1 to 4.
         reader: OCR to use; by default one with an engine for every second core, at most four.
         workers: calls of one backend at once; by default the number of cores.
+        coordinates: what the boxes of ``crop`` are measured in; its schema says so to the policy. ``"pixels"`` of the
+            image at hand, or ``"relative_1000"``: thousandths of its width and height, as Qwen3-VL gives places.
+        super_resolution: the network of ``super_resolution``, whose scale becomes the default one; by default Lanczos.
 
     Raises:
-        ConfigurationError: an unknown or repeated name, or ``workers`` below 1.
+        ConfigurationError: an unknown or repeated name, other ``coordinates``, or ``workers`` below 1.
     """
     cores = os.cpu_count() or 1
     limit = cores if workers is None else workers
@@ -150,9 +170,9 @@ def offline_tools(
             function=partial(parse_layout, reading),
             backend_limit=engines,
         ),
-        picture(name="crop", schema=schemas.CROP, function=_crop),
+        picture(name="crop", schema=schemas.crop_schema(coordinates), function=partial(_crop, coordinates)),
         picture(name="sharpen", schema=schemas.SHARPEN, function=_sharpen),
-        picture(name="super_resolution", schema=schemas.SUPER_RESOLUTION, function=_super_resolution),
+        _enlarging(super_resolution, limit),
         picture(name="perspective_correct", schema=schemas.PERSPECTIVE_CORRECT, function=_perspective_correct),
     ]
     if names is None:

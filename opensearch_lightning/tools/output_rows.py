@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
-from PIL import Image
-
-from opensearch_lightning.pictures import as_rgb, png_bytes
+from opensearch_lightning.pictures import png_bytes, read_picture
 from opensearch_lightning.tools.protocol import ToolOutput
 from opensearch_lightning.tools.threads import in_thread
 
@@ -24,7 +20,11 @@ async def to_row(output: ToolOutput) -> OutputRow:
 
 
 async def from_row(row: OutputRow) -> ToolOutput:
-    """The output that :func:`to_row` made ``row`` of."""
+    """The output that :func:`to_row` made ``row`` of.
+
+    Raises:
+        DataError: its image is broken.
+    """
     text, encoded, hits, note = row
-    image = None if encoded is None else await in_thread(lambda: as_rgb(Image.open(io.BytesIO(encoded))))
+    image = None if encoded is None else await in_thread(lambda: read_picture(encoded))
     return ToolOutput(text=text, image=image, hits=hits, note=note)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args
+
+from opensearch_lightning.errors import ConfigurationError
 
 IMAGE_ID = "image-id"
 
 Schema = dict[str, Any]
+Coordinates = Literal["pixels", "relative_1000"]
 
 
 def _function(name: str, description: str, required: list[str], **properties: Schema) -> Schema:
@@ -58,16 +61,34 @@ LAYOUT_PARSING = _function(
     use_chart_recognition=_flag("read charts too"),
     use_doc_orientation_classify=_flag("turn the page upright first"),
 )
-CROP = _function(
-    "crop",
-    "Cut a box out of an image; pixels of that image, origin top left.",
-    ["image", "x", "y", "width", "height"],
-    image=_image(),
-    x={"type": "number"},
-    y={"type": "number"},
-    width={"type": "number", "exclusiveMinimum": 0},
-    height={"type": "number", "exclusiveMinimum": 0},
-)
+
+
+def crop_schema(coordinates: Coordinates = "pixels") -> Schema:
+    """Schema of ``crop`` with the box in pixels of the image, or in thousandths of its width and height as Qwen3-VL
+    gives places in pictures.
+
+    Raises:
+        ConfigurationError: other coordinates.
+    """
+    if coordinates not in get_args(Coordinates):
+        raise ConfigurationError(f"coordinates is {coordinates!r}: set one of {list(get_args(Coordinates))}.")
+    unit, corner, extent = "pixels of that image", {}, {"exclusiveMinimum": 0}
+    if coordinates == "relative_1000":
+        unit = "x and width in thousandths of that image's width, y and height of its height (0 to 1000)"
+        corner, extent = {"minimum": 0, "maximum": 1000}, {"exclusiveMinimum": 0, "maximum": 1000}
+    return _function(
+        "crop",
+        f"Cut a box out of an image; {unit}, origin top left.",
+        ["image", "x", "y", "width", "height"],
+        image=_image(),
+        x={"type": "number", **corner},
+        y={"type": "number", **corner},
+        width={"type": "number", **extent},
+        height={"type": "number", **extent},
+    )
+
+
+CROP = crop_schema()
 SHARPEN = _function(
     "sharpen",
     "Sharpen a blurred image (unsharp mask).",
@@ -75,13 +96,20 @@ SHARPEN = _function(
     image=_image(),
     amount={"type": "number", "minimum": 0, "maximum": 10, "default": 1.5},
 )
-SUPER_RESOLUTION = _function(
-    "super_resolution",
-    "Enlarge a small image.",
-    ["image"],
-    image=_image(),
-    scale={"type": "integer", "minimum": 2, "maximum": 4, "default": 4},
-)
+
+
+def super_resolution_schema(scale: int = 4) -> Schema:
+    """Schema of ``super_resolution`` with a default scale."""
+    return _function(
+        "super_resolution",
+        "Enlarge a small image.",
+        ["image"],
+        image=_image(),
+        scale={"type": "integer", "minimum": 2, "maximum": 4, "default": scale},
+    )
+
+
+SUPER_RESOLUTION = super_resolution_schema()
 PERSPECTIVE_CORRECT = _function(
     "perspective_correct",
     "Straighten a board or page seen at an angle.",

@@ -101,7 +101,7 @@ class PictureMaker:
     def _scene(self, rng: np.random.Generator, entity: Entity, emblem: Image.Image) -> Shown | None:
         scene, (x, y, width, height) = draw_scene(rng, emblem)
         box = {"x": x, "y": y, "width": width, "height": height}
-        if self._index.search(scene) or not self._finds(crop(scene, **box).image, entity):
+        if self._index.search(scene) or not self._finds(crop(scene, x, y, width, height).image, entity):
             return None
         return Shown(
             kind=PictureKind.SCENE,

@@ -111,6 +111,30 @@ async def test_crop_outside(tools, images):
     assert result.text == "Error: invalid_argument. The box 500,500,50,50 lies outside the image of 100x80 pixels."
 
 
+async def test_boxes_may_be_relative(world, images):
+    (tool,) = offline_tools(world, names=["crop"], coordinates="relative_1000")
+    function = tool.schema["function"]
+    assert "thousandths" in function["description"]
+    assert "pixels" not in function["description"]
+    assert "pixels of that image" in offline_tools(world, names=["crop"])[0].schema["function"]["description"]
+    cut, clipped, outside, beyond = await execute(
+        [tool],
+        images,
+        call("crop", image="img_4", x=500, y=250, width=300, height=500),
+        call("crop", image="img_4", x=900, y=0, width=500, height=1000),
+        call("crop", image="img_4", x=1000, y=0, width=100, height=1000),
+        call("crop", image="img_4", x=1001, y=0, width=100, height=1000),
+    )
+    assert cut.text == "img_5: 30x40 pixels."
+    assert clipped.text == "img_5: 10x80 pixels. Box clipped to the image, which spans 0 to 1000 both ways."
+    assert outside.text == (
+        "Error: invalid_argument. The box 1000,0,100,1000 lies outside the image, which spans 0 to 1000 both ways."
+    )
+    assert beyond.text == "Error: invalid_argument. x must be at most 1000, not 1001."
+    with pytest.raises(ConfigurationError, match=r"coordinates is 'percent': set one of \['pixels', 'relative_1000'\]"):
+        offline_tools(world, coordinates="percent")
+
+
 async def test_results_do_not_name_images(tools):
     """They may come from a cache, where the picture had another name."""
     images = ImageBook()

@@ -74,6 +74,103 @@ def test_crop_to_a_line_is_refused():
         crop(Image.new("RGB", (400, 50)), 0, 0, 400, 1)
 
 
+@pytest.mark.parametrize(
+    ("box", "size", "corner"),
+    [
+        ((0, 0, 1000, 1000), (100, 80), (0, 0)),
+        ((500, 250, 500, 750), (50, 60), (50, 20)),
+        ((105, 255, 100, 100), (11, 9), (10, 20)),  # 10.5 to 20.5, 20.4 to 28.4
+        ((330, 500, 100, 125), (10, 10), (33, 40)),  # 43 exactly, whatever the floats say
+        ((990, 0, 10, 1000 / 80), (1, 1), (99, 0)),
+    ],
+)
+def test_a_relative_box_is_rounded_outward_to_pixels(picture, box, size, corner):
+    output = crop(picture, *box, coordinates="relative_1000")
+    assert output.image.size == size
+    assert output.image.getpixel((0, 0)) == picture.getpixel(corner)
+    assert output.note is None
+
+
+def test_texts_about_a_relative_box_are_relative(picture):
+    output = crop(picture, 900, 0, 200, 1000, coordinates="relative_1000")
+    assert output.image.size == (10, 80)
+    assert output.note == "Box clipped to the image, which spans 0 to 1000 both ways."
+    for box, reason in (
+        ((1000, 0, 10, 10), "The box 1000,0,10,10 is smaller than a pixel of the image, which spans 0 to 1000"),
+        ((1000, 0, 50, 50), "The box 1000,0,50,50 lies outside the image, which spans 0 to 1000 both ways."),
+        ((0, 0, 5, 1000), "is smaller than a pixel of the image, which spans 0 to 1000 both ways; take a larger one."),
+    ):
+        with pytest.raises(ToolError, match=reason) as caught:
+            crop(picture, *box, coordinates="relative_1000")
+        assert "pixels" not in caught.value.message
+
+
+SHAPES = [(1, 1), (1, 5000), (5000, 1), (2, 3), (7, 7), (3000, 30), (513, 257)]
+
+
+@pytest.mark.parametrize("size", SHAPES)
+@pytest.mark.parametrize("fill", ["noise", "black", "white"])
+def test_no_shape_or_filling_breaks_a_tool(size, fill):
+    width, height = size
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    if fill != "noise":
+        pixels[:] = 255 if fill == "white" else 0
+    image = Image.fromarray(pixels)
+    for amount in (0, 0.3, 1.5, 10):
+        made = sharpen(image, amount).image
+        assert (made.size, made.mode) == (size, "RGB")
+        if fill != "noise":
+            assert made.tobytes() == image.tobytes()
+    for scale in (2, 3, 4):
+        made = super_resolution(image, scale).image
+        assert made.size == (width * scale, height * scale)
+        if fill != "noise":
+            assert made.getextrema() == image.getextrema()
+    flat = perspective_correct(image)
+    assert flat.image is image or flat.text
+    for box in ((0, 0, width, height), (width - 1, height - 1, 5, 5), (-3, -3, 4, 4)):
+        try:
+            made = crop(image, *box).image
+            assert 1 <= made.width <= width
+            assert 1 <= made.height <= height
+        except ToolError as error:
+            assert "only a line" in error.message  # noqa: PT017
+
+
+@pytest.mark.parametrize("shape", [(2000, 900), (583, 900), (1500, 1200, 3)])
+def test_bands_leave_no_seams(shape):
+    pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    whole = pixels.astype(np.float64)
+    expected = np.clip(2.5 * whole - 1.5 * cv2.GaussianBlur(whole, (19, 19), 3.0), 0, 255)
+    assert np.abs(picture_tools._unsharp(pixels, 1.5, 3.0) - expected).max() <= 0.51
+
+
+def test_random_boxes_are_cut_or_refused(picture):
+    rng = np.random.default_rng(3)
+    for box in rng.normal(0, 150, (500, 4)):
+        for coordinates in ("pixels", "relative_1000"):
+            try:
+                image = crop(picture, *map(float, box), coordinates=coordinates).image
+            except ToolError as error:
+                assert error.kind is ErrorKind.INVALID_ARGUMENT  # noqa: PT017
+            else:
+                assert 1 <= image.width <= 100
+                assert 1 <= image.height <= 80
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_quadrilateral_is_rectified_to_a_picture(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        height, width = rng.integers(20, 400, 2)
+        pixels = np.full((height, width, 3), 30, np.uint8)
+        corners = (rng.random((4, 2)) * (width, height)).astype(np.int32)
+        cv2.fillConvexPoly(pixels, cv2.convexHull(corners), (220, 200, 180))
+        output = perspective_correct(Image.fromarray(pixels))
+        assert (output.text == "Perspective corrected.") == (output.note is None)
+        assert max(output.image.size) <= 2 * (width + height)
+
+
 def test_sharpen_is_the_unsharp_mask(picture):
     pixels = np.asarray(picture).astype(float)
     blurred = cv2.GaussianBlur(pixels, (0, 0), 3.0)
@@ -183,6 +280,16 @@ def test_a_thing_that_fills_most_of_the_image_is_found():
     corners = [(30, 4), (296, 12), (290, 190), (5, 196)]
     cv2.fillPoly(pixels, [np.array(corners)], 255)
     assert np.abs(order_corners(find_quadrilateral(pixels)) - corners).max() <= 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_hull_of_a_long_outline_is_that_of_all_its_points(seed):
+    points = np.random.default_rng(seed).normal(500, 100, (5000, 1, 2)).astype(np.int32)
+    points[:, 0, 1] //= 1 + 6 * (seed == 2)
+    expected = cv2.convexHull(points)
+    hull = picture_tools._hull(points)
+    assert {tuple(corner) for corner in hull[:, 0].tolist()} == {tuple(corner) for corner in expected[:, 0].tolist()}
+    assert cv2.contourArea(hull) == cv2.contourArea(expected)
 
 
 def test_diamond_is_found():
