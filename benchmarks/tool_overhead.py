@@ -83,9 +83,7 @@ async def one_after_another(executor: ToolExecutor, images: ImageBook, calls: in
 
 async def all_at_once(executor: ToolExecutor, images: ImageBook, calls: int) -> float:
     """Milliseconds a call when ``calls`` are made together."""
-    actions = [
-        Action(kind="tool_call", name="probe", arguments={"q": str(i), "image": "img_1"}) for i in range(calls)
-    ]
+    actions = [Action(kind="tool_call", name="probe", arguments={"q": str(i), "image": "img_1"}) for i in range(calls)]
     started = time.perf_counter()
     results = await asyncio.gather(
         *(executor.execute(action, images, CallKey(task_id="t", rollout=i, step=0)) for i, action in enumerate(actions))
@@ -124,9 +122,7 @@ def passages(count: int, rng: random.Random) -> list[Document]:
     weights = [1 / (rank + 10) for rank in range(len(vocabulary))]
     draw = partial(rng.choices, vocabulary, weights)
     return [
-        Document(
-            id=str(i), title=" ".join(draw(k=3)), url=f"wiki/{i}", text=" ".join(draw(k=rng.randint(60, 140)))
-        )
+        Document(id=str(i), title=" ".join(draw(k=3)), url=f"wiki/{i}", text=" ".join(draw(k=rng.randint(60, 140))))
         for i in range(count)
     ]
 

@@ -85,12 +85,11 @@ def _unreadable(override: str) -> str:
 
 
 def groups() -> dict[str, list[str]]:
-    """The configuration groups that ship, each with its choices."""
-    return {
-        folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
-        for folder in sorted(config_dir().iterdir())
-        if any(folder.glob("*.yaml"))
-    }
+    """The configuration groups that ship, each with its choices; a group in a group as ``tools/text_search``."""
+    choices: dict[str, list[str]] = {}
+    for path in sorted(config_dir().glob("*/**/*.yaml")):
+        choices.setdefault(path.parent.relative_to(config_dir()).as_posix(), []).append(path.stem)
+    return choices
 
 
 def _wrong_key(message: str, overrides: Sequence[str]) -> str:

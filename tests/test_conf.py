@@ -8,14 +8,29 @@ from typing import Any
 
 import pytest
 
-from opensearch_lightning.composition import compose_config, config_dir, make
+from opensearch_lightning.composition import compose_config, config_dir, groups, make
 from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 from opensearch_lightning.launch import build
 
 GROUPS = ("experiment", "model", "module", "data", "rollout", "tools", "reward", "callbacks", "trainer", "logger")
 EXPERIMENTS = sorted(path.stem for path in (config_dir() / "experiment").glob("*.yaml"))
+SEVEN = [
+    "text_search",
+    "image_search",
+    "layout_parsing",
+    "crop",
+    "sharpen",
+    "super_resolution",
+    "perspective_correct",
+]
 NEEDS_GPU = {"sft_8b"}
-OPTIONS = [(group, path.stem) for group in GROUPS[1:] for path in sorted((config_dir() / group).glob("*.yaml"))]
+OPTIONS = [(group, option) for group, options in groups().items() if group != "experiment" for option in options]
+NEEDED = {
+    "replay": ["tools.executor.path=calls.sqlite"],
+    "clip": ["tools.executor.tools.image_search.index.weights=clip.pt"],
+    "edsr": ["tools.executor.tools.super_resolution.network.weights=edsr.pb"],
+}
+"""What an option leaves to the user."""
 
 
 def nodes(config: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -46,8 +61,67 @@ def test_experiment_composes(experiment: str) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_option_composes_in_a_run_that_uses_its_group(group: str, option: str) -> None:
-    config = compose_config(["experiment=quickstart_grpo", f"{group}={option}", "model.path=somewhere"])
-    assert config[group]
+    experiment = "quickstart_sft" if option == "replay" else "quickstart_grpo"
+    needed = NEEDED.get(option, [])
+    config = compose_config(
+        [f"experiment={experiment}", *tools_for(group), f"{group}={option}", "model.path=x", *needed]
+    )
+    assert config[group.partition("/")[0]]
+
+
+def tools_for(group: str) -> list[str]:
+    """What a group inside ``tools`` needs beside it."""
+    return ["tools=offline"] if group.startswith("tools/") else []
+
+
+@pytest.mark.parametrize("option", [option for group, option in OPTIONS if group == "tools" and option != "replay"])
+def test_every_set_of_tools_is_built(option: str, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("SERPER_API_KEY", "JINA_API_KEY"):
+        monkeypatch.setenv(key, "key-of-a-test")
+    config = compose_config([f"tools={option}", f"data_dir={tiny['root']}"])
+    executor = make("tools.executor", config["tools"]["executor"], {})
+    assert [schema["function"]["name"] for schema in executor.schemas] == SEVEN
+
+
+@pytest.mark.parametrize(
+    ("group", "option"),
+    [(group, option) for group, option in OPTIONS if group.startswith("tools/") and option != "clip"],
+)
+def test_every_tool_is_chosen_alone(
+    group: str, option: str, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("SERPER_API_KEY", "JINA_API_KEY"):
+        monkeypatch.setenv(key, "key-of-a-test")
+    config = compose_config(["tools=offline", f"{group}={option}", f"data_dir={tiny['root']}", *NEEDED.get(option, [])])
+    place = group.partition("/")[2]
+    others = compose_config(["tools=offline", f"data_dir={tiny['root']}"])["tools"]["executor"]["tools"]
+    chosen = config["tools"]["executor"]["tools"]
+    assert {name: node for name, node in chosen.items() if name != place} == {
+        name: node for name, node in others.items() if name != place
+    }
+    executor = make("tools.executor", config["tools"]["executor"], {})
+    assert [schema["function"]["name"] for schema in executor.schemas] == SEVEN
+
+
+def test_a_key_that_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SERPER_API_KEY", raising=False)
+    config = compose_config(["tools=online"])
+    with pytest.raises(ConfigurationError, match="SERPER_API_KEY is not set: export SERPER_API_KEY="):
+        make("tools.executor", config["tools"]["executor"], {})
+
+
+def test_a_place_is_left_empty_and_another_is_added(tiny: dict[str, Path]) -> None:
+    config = compose_config(
+        [
+            "tools=offline",
+            f"data_dir={tiny['root']}",
+            "tools.executor.tools.crop=null",
+            "+tools.executor.tools.mine._target_=tests.tools.fakes.FakeTool",
+        ]
+    )
+    executor = make("tools.executor", config["tools"]["executor"], {})
+    names = [schema["function"]["name"] for schema in executor.schemas]
+    assert names == [*(name for name in SEVEN if name != "crop"), "fake"]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -139,7 +213,7 @@ def test_values_of_the_wrong_kind_are_named(override: str, message: str, tmp_pat
     ("override", "message"),
     [
         ("model.path=/nowhere/model", "/nowhere/model"),
-        ("tools.executor.tools.world.path=/nowhere/world", "/nowhere/world"),
+        ("tools.executor.tools.text_search.world.path=/nowhere/world", "/nowhere/world"),
     ],
 )
 def test_missing_files_are_named_with_a_remedy(

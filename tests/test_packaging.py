@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import shutil
 import subprocess
@@ -122,8 +123,9 @@ def third_party_imports() -> dict[str, str]:
 def declared(*extras: str) -> dict[str, Requirement]:
     """What the base install, and the extras given, ask for, by the distribution's name."""
     project = PROJECT["project"]
+    optional = project["optional-dependencies"]
     found = {}
-    for line in [*project["dependencies"], *(line for name in extras for line in project["optional-dependencies"][name])]:
+    for line in itertools.chain(project["dependencies"], *(optional[name] for name in extras)):
         requirement = Requirement(line)
         if requirement.name == project["name"]:
             found |= declared(*requirement.extras)

@@ -56,6 +56,11 @@ class Layout:
 class LayoutSource(Protocol):
     """Reads images on this machine; safe to share by threads."""
 
+    @property
+    def engines(self) -> int:
+        """Images read at once; a further one waits."""
+        ...
+
     def read(self, image: Image.Image, *, any_orientation: bool = False) -> Layout:
         """Layout of an RGB image; with ``any_orientation`` of the quarter turn of it that reads best. Blocks."""
         ...

@@ -1,28 +1,32 @@
-"""The seven tools on local backends: no network, no weights to download."""
+"""The searches and OCR on local backends, and all seven tools together: no network, no weights to download."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from PIL.Image import Image
 
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.tools import picture_tools, schemas
+from opensearch_lightning.tools import schemas
 from opensearch_lightning.tools.edsr import EDSR
 from opensearch_lightning.tools.formatting import passages, sources
-from opensearch_lightning.tools.image_index import ImageIndex
+from opensearch_lightning.tools.image_index import ImageHit, ImageIndex
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.layout import LayoutSource, layout_output
+from opensearch_lightning.tools.local_tool import LocalTool, turns
 from opensearch_lightning.tools.ocr import LayoutReader
+from opensearch_lightning.tools.picture_calls import (
+    crop_tool,
+    perspective_correct_tool,
+    sharpen_tool,
+    super_resolution_tool,
+)
 from opensearch_lightning.tools.protocol import ToolOutput
 from opensearch_lightning.tools.schemas import Coordinates
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.text_index import TextIndex
-from opensearch_lightning.tools.threads import in_thread
 
 
 class OfflineWorld(Protocol):
@@ -39,23 +43,12 @@ class OfflineWorld(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalTool:
-    """A tool made of a blocking function, which runs in a thread.
+class PictureIndex(Protocol):
+    """What finds pictures that look like one."""
 
-    ``function(arguments, images)`` gets checked arguments and may raise
-    :class:`~opensearch_lightning.errors.ToolError`; at most ``backend_limit`` calls of one backend run at once.
-    """
-
-    name: str
-    backend: str
-    schema: Mapping[str, Any]
-    function: Callable[[Mapping[str, Any], ImageBook], ToolOutput]
-    backend_limit: int
-
-    async def run(self, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
-        """Carry out one call in a thread."""
-        return await in_thread(partial(self.function, arguments, images))
+    def search(self, image: Image, top_k: int = 5) -> list[ImageHit]:
+        """The best hits, best first."""
+        ...
 
 
 def search_text(
@@ -69,7 +62,7 @@ def search_text(
     return ToolOutput(text=passages(results), hits=len(hits))
 
 
-def search_image(index: ImageIndex, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
+def search_image(index: PictureIndex, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
     """``image_search``: indexed pictures that look the same."""
     hits = index.search(images.get(arguments["url"]), arguments["top_k"])
     return ToolOutput(text=sources([(hit.title, hit.url) for hit in hits]), hits=len(hits))
@@ -84,33 +77,65 @@ def parse_layout(
     return layout_output(layout, show_boxes=show_boxes, charts_left_out=arguments["use_chart_recognition"])
 
 
-def _crop(coordinates: Coordinates, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
-    box = {side: arguments[side] for side in ("x", "y", "width", "height")}
-    return picture_tools.crop(images.get(arguments["image"]), **box, coordinates=coordinates)
+def local_text_search(
+    world: OfflineWorld, *, top_k: int = 5, summary_sentences: int = 1, workers: int | None = None
+) -> LocalTool:
+    """``text_search`` among the pages of a world.
 
+    Args:
+        world: anything with a ``text_index`` (and an ``image_index``).
+        top_k: passages when a call does not say.
+        summary_sentences: sentences of each passage, 1 to 4.
+        workers: calls at once; by default the number of cores.
 
-def _sharpen(arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
-    return picture_tools.sharpen(images.get(arguments["image"]), arguments["amount"])
-
-
-def _super_resolution(
-    enlarge: Callable[[Image, int], ToolOutput], arguments: Mapping[str, Any], images: ImageBook
-) -> ToolOutput:
-    return enlarge(images.get(arguments["image"]), arguments["scale"])
-
-
-def _perspective_correct(arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
-    return picture_tools.perspective_correct(images.get(arguments["image"]))
-
-
-def _enlarging(edsr: EDSR | None, limit: int) -> LocalTool:
-    """``super_resolution``: a network has a backend of its own, whose few turns hold up no other picture tool."""
+    Raises:
+        ConfigurationError: a value out of range.
+    """
     return LocalTool(
-        name="super_resolution",
-        backend="image_processing" if edsr is None else "super_resolution",
-        schema=schemas.super_resolution_schema(4 if edsr is None else edsr.scale or 4),
-        function=partial(_super_resolution, picture_tools.super_resolution if edsr is None else edsr.enlarge),
-        backend_limit=limit if edsr is None else edsr.workers,
+        name="text_search",
+        backend="text_search",
+        schema=schemas.text_search_schema(top_k),
+        function=partial(search_text, world.text_index, ExtractiveSummarizer(summary_sentences)),
+        backend_limit=turns(workers),
+    )
+
+
+def local_image_search(world: OfflineWorld, *, top_k: int = 5, workers: int | None = None) -> LocalTool:
+    """``image_search`` among the pictures of a world; arguments as :func:`local_text_search`."""
+    return index_image_search(world.image_index, top_k=top_k, workers=workers)
+
+
+def index_image_search(index: PictureIndex, *, top_k: int = 5, workers: int | None = None) -> LocalTool:
+    """``image_search`` in any index of pictures; ``top_k`` and ``workers`` as :func:`local_text_search`."""
+    return LocalTool(
+        name="image_search",
+        backend="image_search",
+        schema=schemas.image_search_schema(top_k),
+        function=partial(search_image, index),
+        backend_limit=turns(workers),
+    )
+
+
+def local_layout_parsing(
+    *, reader: LayoutSource | None = None, show_boxes: bool = False, workers: int | None = None
+) -> LocalTool:
+    """``layout_parsing`` on this machine.
+
+    Args:
+        reader: OCR to use; by default RapidOCR with an engine for every second worker, at most four.
+        show_boxes: tell the policy each block's label and box too.
+        workers: of the default reader; by default the number of cores.
+
+    Raises:
+        ConfigurationError: ``workers`` below 1.
+    """
+    reading = reader or LayoutReader(engines=max(1, min(4, turns(workers) // 2)))
+    return LocalTool(
+        name="layout_parsing",
+        backend="ocr",
+        schema=schemas.LAYOUT_PARSING,
+        function=partial(parse_layout, reading, show_boxes=show_boxes),
+        backend_limit=reading.engines,
     )
 
 
@@ -121,7 +146,8 @@ def offline_tools(
     text_top_k: int = 5,
     image_top_k: int = 5,
     summary_sentences: int = 1,
-    reader: LayoutReader | None = None,
+    reader: LayoutSource | None = None,
+    show_boxes: bool = False,
     workers: int | None = None,
     coordinates: Coordinates = "pixels",
     super_resolution: EDSR | None = None,
@@ -137,43 +163,23 @@ def offline_tools(
         text_top_k: passages when a call does not say.
         image_top_k: picture results when a call does not say.
         summary_sentences: sentences of each passage, 1 to 4.
-        reader: OCR to use; by default one with an engine for every second core, at most four.
+        reader: OCR to use; by default RapidOCR with an engine for every second worker, at most four.
+        show_boxes: tell the policy label and box of each block of text too.
         workers: calls of one backend at once; by default the number of cores.
-        coordinates: what the boxes of ``crop`` are measured in; its schema says so to the policy. ``"pixels"`` of the
-            image at hand, or ``"relative_1000"``: thousandths of its width and height, as Qwen3-VL gives places.
-        super_resolution: the network of ``super_resolution``, whose scale becomes the default one; by default Lanczos.
+        coordinates: see :func:`~opensearch_lightning.tools.picture_calls.crop_tool`.
+        super_resolution: the network of ``super_resolution``; by default Lanczos.
 
     Raises:
         ConfigurationError: an unknown or repeated name, other ``coordinates``, or ``workers`` below 1.
     """
-    cores = os.cpu_count() or 1
-    limit = cores if workers is None else workers
-    if limit < 1:
-        raise ConfigurationError(f"workers is {workers}: set 1 or more, or None for one a core.")
-    engines = max(1, min(4, limit // 2))
-    reading = reader or LayoutReader(engines=engines)
-    search = partial(search_text, world.text_index, ExtractiveSummarizer(summary_sentences))
-    tool = partial(LocalTool, backend_limit=limit)
-    picture = partial(tool, backend="image_processing")
     tools = [
-        tool(name="text_search", backend="text_search", schema=schemas.text_search_schema(text_top_k), function=search),
-        tool(
-            name="image_search",
-            backend="image_search",
-            schema=schemas.image_search_schema(image_top_k),
-            function=partial(search_image, world.image_index),
-        ),
-        LocalTool(
-            name="layout_parsing",
-            backend="ocr",
-            schema=schemas.LAYOUT_PARSING,
-            function=partial(parse_layout, reading),
-            backend_limit=engines,
-        ),
-        picture(name="crop", schema=schemas.crop_schema(coordinates), function=partial(_crop, coordinates)),
-        picture(name="sharpen", schema=schemas.SHARPEN, function=_sharpen),
-        _enlarging(super_resolution, limit),
-        picture(name="perspective_correct", schema=schemas.PERSPECTIVE_CORRECT, function=_perspective_correct),
+        local_text_search(world, top_k=text_top_k, summary_sentences=summary_sentences, workers=workers),
+        local_image_search(world, top_k=image_top_k, workers=workers),
+        local_layout_parsing(reader=reader, show_boxes=show_boxes, workers=workers),
+        crop_tool(coordinates=coordinates, workers=workers),
+        sharpen_tool(workers=workers),
+        super_resolution_tool(network=super_resolution, workers=workers),
+        perspective_correct_tool(workers=workers),
     ]
     if names is None:
         return tools

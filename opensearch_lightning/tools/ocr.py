@@ -31,6 +31,7 @@ class LayoutReader:
     """
 
     def __init__(self, *, min_line_height: float = 14.0, engines: int = 1) -> None:
+        self.engines = engines
         self._min_line_height = min_line_height
         self._lines = LineReader(engines)
 

@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.tools import schemas
 from opensearch_lightning.tools.html_tables import html_table
 from opensearch_lightning.tools.layout import Block, Layout
-from opensearch_lightning.tools.local import LocalTool, parse_layout
 from opensearch_lightning.tools.ocr import layout_blocks, rows_in_order
 from opensearch_lightning.tools.reading_order import Box, reading_order
 from opensearch_lightning.tools.text_lines import EnginePool, Line, LineReader
@@ -89,6 +87,7 @@ class RegionLayoutReader:
         if not 0 <= min_confidence <= 1:
             raise ConfigurationError(f"min_confidence is {min_confidence}: set a number from 0 to 1.")
         _check_installed()
+        self.engines = engines
         self._min_line_height = min_line_height
         self._lines = LineReader(engines)
         self._models: EnginePool[Any] = EnginePool(partial(_make_model, min_confidence), engines)
@@ -110,27 +109,6 @@ class RegionLayoutReader:
             for box, name, score in zip(found.boxes, found.class_names, found.scores, strict=True)
         ]
         return _distinct([region for region in regions if _area(region.box) > 0])
-
-
-def region_layout_parsing(
-    *, show_boxes: bool = False, min_line_height: float = 14.0, min_confidence: float = 0.5, engines: int = 1
-) -> LocalTool:
-    """``layout_parsing`` on a :class:`RegionLayoutReader`, whose arguments and errors see.
-
-    Args:
-        show_boxes: tell the policy each block's label and box too.
-        min_line_height: see there.
-        min_confidence: see there.
-        engines: see there; also how many calls run at once.
-    """
-    reader = RegionLayoutReader(min_line_height=min_line_height, min_confidence=min_confidence, engines=engines)
-    return LocalTool(
-        name="layout_parsing",
-        backend="ocr",
-        schema=schemas.LAYOUT_PARSING,
-        function=partial(parse_layout, reader, show_boxes=show_boxes),
-        backend_limit=engines,
-    )
 
 
 def region_blocks(regions: Sequence[Region], lines: Sequence[Line]) -> list[Block]:

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.tools import ToolExecutor
+from opensearch_lightning.tools import ToolExecutor, local_layout_parsing
 from opensearch_lightning.tools.html_tables import html_table
 from opensearch_lightning.tools.layout import Block, Layout, layout_output
 from opensearch_lightning.tools.ocr import layout_blocks
-from opensearch_lightning.tools.region_layout import Region, RegionLayoutReader, region_blocks, region_layout_parsing
+from opensearch_lightning.tools.region_layout import Region, RegionLayoutReader, region_blocks
 from opensearch_lightning.tools.text_lines import Line
 from tests.tools.fakes import KEY, book, call
 from tests.tools.pictures import sign
@@ -133,7 +133,7 @@ def test_a_turned_picture(reader):
 
 
 async def test_tool_through_the_executor():
-    executor = ToolExecutor([region_layout_parsing(show_boxes=True)], timeout_s=60)
+    executor = ToolExecutor([local_layout_parsing(reader=RegionLayoutReader(), show_boxes=True)], timeout_s=60)
     small = sign("Kestrel Bridge").resize((80, 27), Image.Resampling.BICUBIC)
     images = book(sign("Port of Lindal"), small)
     try:
