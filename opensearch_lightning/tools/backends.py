@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,8 +81,10 @@ class Backend:
     ) -> None:
         self._policy = policy
         self._timeout_s = policy.timeout_s or timeout_s
-        self._own = own or asyncio.Semaphore(policy.max_concurrency or sys.maxsize)
-        self._shared = shared or asyncio.Semaphore(sys.maxsize)
+        if own is None and policy.max_concurrency is not None:
+            own = asyncio.Semaphore(policy.max_concurrency)
+        self._own = own or contextlib.nullcontext()
+        self._shared = shared or contextlib.nullcontext()
         self._jitter = jitter or random.Random()
         self._next_start = 0.0
         self._failures = 0
@@ -135,7 +136,7 @@ class Backend:
         backoff = self._policy.backoff_s * 2**retry * self._jitter.uniform(0.5, 1.5)
         return max(backoff, error.retry_after_s or 0.0)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         # The shared turn last: calls that wait for a narrow or slow backend must not hold turns that others could use.
         async with self._own:

@@ -82,6 +82,10 @@ class ImageBook:
             self._digests[name] = hashlib.sha256(size + image.tobytes()).hexdigest()
         return self._digests[name]
 
+    def is_digested(self, name: str) -> bool:
+        """Whether :meth:`digest` knows its answer, and does not look at the pixels."""
+        return name in self._digests
+
     def _known(self) -> str:
         if not self._images:
             return "there are no images"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -12,6 +14,7 @@ from typing import Any, TypeVar
 logger = logging.getLogger(__name__)
 
 _CLOSING_SECONDS = 5.0
+_IDLE_SECONDS = 10.0
 
 T = TypeVar("T")
 
@@ -19,8 +22,9 @@ T = TypeVar("T")
 async def in_thread(work: Callable[[], T]) -> T:
     """Run ``work`` in a thread of its own and wait for it without blocking the event loop.
 
-    Cancelling the wait returns at once; the thread ends when its work does, and what it made is dropped. A fresh
-    daemon thread, not a pool: one stuck call neither takes a place from others nor keeps the process from ending.
+    Cancelling the wait returns at once; the work goes on to its end, and what it made is dropped. Threads are as many
+    as works run at once, and daemons: one stuck call neither takes a place from others nor keeps the process from
+    ending.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -48,8 +52,47 @@ async def in_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(deliver, result, failure)
 
-    threading.Thread(target=body, daemon=True, name="tool").start()
+    _run_in_some_thread(body)
     return await future
+
+
+class _Worker(threading.Thread):
+    """A thread that waits for the next work a while after each: to start one takes longer than most works do."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="tool")
+        self.works: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while True:
+            try:
+                work = self.works.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                try:
+                    _idle.remove(self)
+                except ValueError:
+                    # It was taken at this moment: its work is on the way.
+                    work = self.works.get()
+                else:
+                    return
+            work()
+            # What it holds is not to live on until the next one.
+            del work
+            _idle.append(self)
+
+
+_idle: list[_Worker] = []
+# A child has none of its parent's threads.
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+def _run_in_some_thread(work: Callable[[], None]) -> None:
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = _Worker()
+        worker.start()
+    worker.works.put(work)
 
 
 class LoopThread:

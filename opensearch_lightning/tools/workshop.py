@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from PIL import Image
@@ -42,8 +43,11 @@ class CheckedCall:
 async def call_key(call: CheckedCall, images: ImageBook, namespace: str = "") -> str:
     """Key of a call's content: equal for equal arguments and equal pictures, whatever their names."""
     names = image_arguments(call.tool.schema, call.arguments)
-    # In a thread: the pixels of a large image take a while.
-    digests = await in_thread(lambda: {name: images.digest(call.arguments[name]) for name in names}) if names else {}
+    for shown in (call.arguments[name] for name in names):
+        if not images.is_digested(shown):
+            # In a thread: the pixels of a large image take a while.
+            await in_thread(partial(images.digest, shown))
+    digests = {name: images.digest(call.arguments[name]) for name in names}
     return cache_key(namespace, call.tool.name, call.arguments, digests)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,6 +22,8 @@ from opensearch_lightning.types import ErrorKind
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+E = TypeVar("E", bound=BaseException)
 
 MAX_SENTENCES = 4
 _MAX_SUMMARY_CHARS = 2000
@@ -95,8 +96,7 @@ class ChatSummarizer:
         self._max_bytes = max_bytes
         sampling = {"max_tokens": max_tokens, "temperature": temperature}
         self._fields: dict[str, Any] = {key: value for key, value in sampling.items() if value is not None}
-        self._fields["model"] = model
-        self._extra_body = None if extra_body is None else dict(extra_body)
+        self._fields |= {**(extra_body or {}), "model": model}
         self._client: AsyncOpenAI | None = None
         self._backend: Backend | None = None
         self._opening: asyncio.Lock | None = None
@@ -127,8 +127,6 @@ class ChatSummarizer:
                 answer = await self._send(messages)
         except TimeoutError:
             raise ToolError(ErrorKind.TIMEOUT, f"The {self.name} did not answer in time.") from None
-        except ToolError:
-            raise
         except Exception as error:
             # Those of the client and those of whichever HTTP library is below it. None of their words go on, and none
             # of their chain: they quote servers, and parts of keys.
@@ -136,26 +134,20 @@ class ChatSummarizer:
         content = _content(answer, self.name)
         return content if self._key is None else self._key.redact(content)
 
-    async def _send(self, messages: list[dict[str, str]]) -> str:
-        """The body of the answer, as it is: a server that only claims to speak the API could answer anything."""
+    async def _send(self, messages: list[dict[str, str]]) -> object:
+        """The answer, read as JSON where it is: a server that only claims to speak the API could answer anything."""
         client = await self._connected()
         import openai
 
         # The client insists on a key; a server without one gets none.
-        headers = {"Authorization": openai.Omit()} if self._key is None else None
-        body = bytearray()
-        async with client.chat.completions.with_streaming_response.create(
-            messages=messages,
-            extra_headers=headers,
-            extra_body=self._extra_body,
-            **self._fields,
-        ) as response:
-            async for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > self._max_bytes:
-                    message = f"The {self.name} answered more than {self._max_bytes} bytes."
-                    raise ToolError(ErrorKind.BACKEND_ERROR, message)
-        return body.decode("utf-8", "replace")
+        headers = {"Authorization": openai.Omit()} if self._key is None else {}
+        # By the path: the typed method spends as much time again on the types of its arguments.
+        return await client.post(
+            "/chat/completions",
+            cast_to=object,
+            body={**self._fields, "messages": messages},
+            options={"headers": headers},
+        )
 
     async def _connected(self) -> AsyncOpenAI:
         assert self._opening is not None
@@ -168,13 +160,19 @@ class ChatSummarizer:
     def _connect(self) -> AsyncOpenAI:
         import openai
 
+        from opensearch_lightning.tools.online.bounded_answers import bounded
+
         # On aiohttp: the time that httpx spends on its pool grows with the square of the requests under way.
         return openai.AsyncOpenAI(
             base_url=self._base_url,
             api_key="none" if self._key is None else self._key.reveal(),
             max_retries=0,
             timeout=None,
-            http_client=openai.DefaultAioHttpClient(follow_redirects=False, timeout=None),
+            http_client=openai.DefaultAioHttpClient(
+                follow_redirects=False,
+                timeout=None,
+                event_hooks={"response": [bounded(self.name, self._max_bytes)]},
+            ),
         )
 
     def _typed(self, error: Exception) -> ToolError:
@@ -182,11 +180,15 @@ class ChatSummarizer:
 
         if isinstance(error, openai.APIStatusError):
             return self._of_status(error.status_code, error.response.headers.get("Retry-After"))
+        if (own := _cause(error, ToolError)) is not None:
+            return own
         # Before the client's own word for it, which takes a refused connection for one that came too late.
-        if _has_cause(error, aiohttp.ClientConnectorError):
+        if _cause(error, aiohttp.ClientConnectorError) is not None:
             return ToolError(ErrorKind.UNREACHABLE, f"The {self.name} cannot be reached.")
         if isinstance(error, openai.APITimeoutError):
             return ToolError(ErrorKind.TIMEOUT, f"The {self.name} did not answer in time.")
+        if _cause(error, ValueError) is not None or _cause(error, RecursionError) is not None:
+            return _no_completion(self.name)
         return ToolError(ErrorKind.BACKEND_ERROR, f"The {self.name} did not answer rightly ({type(error).__name__}).")
 
     def _of_status(self, status: int, retry_after: str | None) -> ToolError:
@@ -220,15 +222,19 @@ def _inert(text: str) -> str:
     return encodable(text).replace("<|", "< |")
 
 
-def _content(answer: str, name: str) -> str:
+def _content(answer: Any, name: str) -> str:
     """What the model wrote."""
     try:
-        content = json.loads(answer)["choices"][0]["message"]["content"]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        raise ToolError(ErrorKind.BACKEND_ERROR, f"The {name} answered something that is no completion.") from None
+        content = answer["choices"][0]["message"]["content"]
+    except (LookupError, TypeError):
+        raise _no_completion(name) from None
     if content is not None and not isinstance(content, str):
         raise ToolError(ErrorKind.BACKEND_ERROR, f"The {name} answered something that is no text.")
     return content or ""
+
+
+def _no_completion(name: str) -> ToolError:
+    return ToolError(ErrorKind.BACKEND_ERROR, f"The {name} answered something that is no completion.")
 
 
 def _shortened(content: str) -> str:
@@ -237,7 +243,8 @@ def _shortened(content: str) -> str:
     return " ".join(sentences(answer)[:MAX_SENTENCES])[:_MAX_SUMMARY_CHARS].rstrip()
 
 
-def _has_cause(error: BaseException | None, kind: type[BaseException]) -> bool:
+def _cause(error: BaseException | None, kind: type[E]) -> E | None:
+    """What of a kind lies behind an error."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__
-    return error is not None
+    return error
