@@ -102,7 +102,7 @@ class Workshop:
         return output
 
     async def _run(self, call: CheckedCall, images: ImageBook) -> ToolOutput:
-        return await self._backends[call.tool.backend].call(lambda timeout_s: _attempt(call, images, timeout_s))
+        return await self._backends[call.tool.backend].call(partial(_attempt, call, images))
 
 
 async def _attempt(call: CheckedCall, images: ImageBook, timeout_s: float) -> ToolOutput:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -98,20 +99,8 @@ class Service:
         if self._backend is None:
             self._backend = Backend(self._policy, timeout_s=self._timeout_s)
 
-        async def attempt(timeout_s: float) -> bytes:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await self._send(method, path, {"headers": headers, "json": payload, "data": data})
-            except TimeoutError:
-                raise ToolError(ErrorKind.TIMEOUT, f"{self.name} did not answer in time.") from None
-            except aiohttp.ClientConnectorError:
-                raise ToolError(ErrorKind.UNREACHABLE, f"{self.name} cannot be reached.") from None
-            except (aiohttp.ClientError, ValueError) as error:
-                # from None, and no text of theirs: it may hold a header
-                what = type(error).__name__
-                raise ToolError(ErrorKind.BACKEND_ERROR, f"{self.name} did not answer rightly ({what}).") from None
-
-        return await self._backend.call(attempt)
+        request = {"headers": headers, "json": payload, "data": data}
+        return await self._backend.call(partial(self._attempt, method, path, request))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -119,7 +108,20 @@ class Service:
         if session is not None:
             await session.close()
 
-    async def _send(self, method: str, path: str, body: Mapping[str, Any]) -> bytes:
+    async def _attempt(self, method: str, path: str, request: Mapping[str, Any], timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._send(method, path, request)
+        except TimeoutError:
+            raise ToolError(ErrorKind.TIMEOUT, f"{self.name} did not answer in time.") from None
+        except aiohttp.ClientConnectorError:
+            raise ToolError(ErrorKind.UNREACHABLE, f"{self.name} cannot be reached.") from None
+        except (aiohttp.ClientError, ValueError) as error:
+            # from None, and no text of theirs: it may hold a header
+            what = type(error).__name__
+            raise ToolError(ErrorKind.BACKEND_ERROR, f"{self.name} did not answer rightly ({what}).") from None
+
+    async def _send(self, method: str, path: str, request: Mapping[str, Any]) -> bytes:
         if self._session is None:
             # The policy limits calls at once, not the pool.
             self._session = aiohttp.ClientSession(
@@ -128,7 +130,7 @@ class Service:
                 timeout=aiohttp.ClientTimeout(total=None),
             )
         url = self._base_url + path
-        async with self._session.request(method, url, allow_redirects=False, **body) as response:
+        async with self._session.request(method, url, allow_redirects=False, **request) as response:
             self._check(response)
             content = bytearray()
             async for chunk in response.content.iter_chunked(65536):
