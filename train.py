@@ -1,4 +1,4 @@
-"""Train as conf/ describes: ``python train.py experiment=quickstart_grpo module.lr=1e-4``."""
+"""Train as conf/ describes: ``python train.py experiment=quickstart_grpo module.optimizer.lr=1e-4``."""
 
 from opensearch_lightning.launch import main
 

@@ -34,8 +34,8 @@ def compose_config(overrides: Sequence[str] = (), *, extra_dir: str | Path | Non
     """The whole configuration of one run, interpolations resolved, as dicts, lists and scalars.
 
     Args:
-        overrides: in Hydra's grammar: ``experiment=quickstart_grpo``, ``module.lr=1e-4``, ``+trainer.devices=2``,
-            ``~callbacks.trajectory_log``.
+        overrides: in Hydra's grammar: ``experiment=quickstart_grpo``, ``module.optimizer.lr=1e-4``,
+            ``+trainer.devices=2``, ``~callbacks.trajectory_log``.
         extra_dir: a folder with groups of one's own, searched after those shipped.
 
     Raises:

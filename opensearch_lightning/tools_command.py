@@ -11,6 +11,7 @@ from opensearch_lightning.composition import compose_config, make
 from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 from opensearch_lightning.tools import Tool
 from opensearch_lightning.tools.check import Check, Status, check_tools, render
+from opensearch_lightning.tools.executor import flat
 from opensearch_lightning.tools.secrets import MissingKeyError
 
 
@@ -18,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``opensearch tools``."""
     parser.add_argument("action", choices=["check"], help="check: try each tool and its services once")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as for training: tools=online …")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with configuration groups of your own")
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS", help="wait for an answer (%(default)s)"
     )
@@ -32,8 +34,11 @@ def run(args: argparse.Namespace) -> int:
     """
     if not (args.timeout > 0 and args.slow > 0):
         raise ConfigurationError(f"--timeout is {args.timeout}, --slow {args.slow}: give seconds above 0")
-    config = compose_config(args.overrides)
-    places = ((config.get("tools") or {}).get("executor") or {}).get("tools")
+    config = compose_config(args.overrides, extra_dir=args.config_dir)
+    executor = (config.get("tools") or {}).get("executor") or {}
+    places = executor.get("tools")
+    if str(executor.get("_target_", "")).endswith(".replaying"):
+        raise ConfigurationError("a replay reaches no tool, there is nothing to try; take the tools that were recorded")
     if not places:
         raise ConfigurationError("this configuration has no tools; add tools=offline, tools=online or an experiment=…")
     tools: list[Tool] = []
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         except OpenSearchError as error:
             failed.append(_not_built(name, Status.FAILED, error))
         else:
-            tools += built if isinstance(built, list) else [built]
+            tools += flat([built])
     checks = [*asyncio.run(check_tools(tools, timeout_s=args.timeout, slow_s=args.slow)), *failed]
     print(render(checks))
     return int(any(check.is_broken for check in checks))

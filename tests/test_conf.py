@@ -11,6 +11,8 @@ import pytest
 from opensearch_lightning.composition import compose_config, config_dir, groups, make
 from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 from opensearch_lightning.launch import build
+from opensearch_lightning.tools import CallKey, ImageBook
+from opensearch_lightning.types import Action
 
 GROUPS = ("experiment", "model", "module", "data", "rollout", "tools", "reward", "callbacks", "trainer", "logger")
 EXPERIMENTS = sorted(path.stem for path in (config_dir() / "experiment").glob("*.yaml"))
@@ -101,6 +103,39 @@ def test_every_tool_is_chosen_alone(
     }
     executor = make("tools.executor", config["tools"]["executor"], {})
     assert [schema["function"]["name"] for schema in executor.schemas] == SEVEN
+
+
+async def test_a_recorded_run_is_replayed_through_the_configuration(tmp_path: Path, tiny: dict[str, Path]) -> None:
+    experiment = ["experiment=quickstart_grpo", f"data_dir={tiny['root']}", "tools.executor.cache=null"]
+    path = tmp_path / "calls.sqlite"
+    recorder = f"tools.executor.recorder={{_target_:opensearch_lightning.tools.Recorder,path:{path}}}"
+    action = Action(kind="tool_call", name="text_search", arguments={"q": "capital"}, well_formed=True)
+    texts = []
+    for overrides in ([recorder], ["tools=replay", f"tools.executor.path={path}"]):
+        node = compose_config([*experiment, *overrides])["tools"]["executor"]
+        executor = make("tools.executor", {**node, "faults": None}, {})
+        result = await executor.execute(action, ImageBook(), CallKey(task_id="task", rollout=0, step=0))
+        await executor.aclose()
+        assert result.error is None
+        texts.append((result.text, [schema["function"]["name"] for schema in executor.schemas]))
+    assert texts[0] == texts[1]
+    assert texts[0][1] == SEVEN
+
+
+def test_a_setting_that_no_executor_has_is_refused_in_a_replay(tmp_path: Path) -> None:
+    overrides = ["tools=replay", f"tools.executor.path={tmp_path}/calls.sqlite", "+tools.executor.tiemout_s=3"]
+    with pytest.raises(ConfigurationError, match="no setting 'tiemout_s'"):
+        make("tools.executor", compose_config(overrides)["tools"]["executor"], {})
+
+
+@pytest.mark.parametrize("place", SEVEN)
+def test_each_place_can_be_left_empty(place: str, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("SERPER_API_KEY", "JINA_API_KEY"):
+        monkeypatch.setenv(key, "key-of-a-test")
+    for tools in ("online", "offline_faults"):
+        config = compose_config([f"tools={tools}", f"data_dir={tiny['root']}", f"tools.executor.tools.{place}=null"])
+        executor = make("tools.executor", config["tools"]["executor"], {})
+        assert [schema["function"]["name"] for schema in executor.schemas] == [name for name in SEVEN if name != place]
 
 
 def test_a_key_that_is_missing_is_named_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

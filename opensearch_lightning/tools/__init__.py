@@ -2,7 +2,7 @@
 
 from opensearch_lightning.tools.backends import BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache
-from opensearch_lightning.tools.clip_index import ClipIndex
+from opensearch_lightning.tools.clip_index import ClipEncoder, ClipIndex
 from opensearch_lightning.tools.edsr import EDSR
 from opensearch_lightning.tools.executor import ToolExecutor
 from opensearch_lightning.tools.faults import FaultInjector, Outage
@@ -29,6 +29,7 @@ from opensearch_lightning.tools.picture_calls import (
 from opensearch_lightning.tools.protocol import CallKey, ClosableTool, LimitedTool, Probe, ProbedTool, Tool, ToolOutput
 from opensearch_lightning.tools.recording import Recorder, Replay
 from opensearch_lightning.tools.region_layout import RegionLayoutReader
+from opensearch_lightning.tools.secrets import MissingKeyError, Secret
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.text_index import Document, TextHit, TextIndex
 from opensearch_lightning.tools.threads import in_thread
@@ -39,6 +40,7 @@ __all__ = [
     "BackendPolicy",
     "Block",
     "CallKey",
+    "ClipEncoder",
     "ClipIndex",
     "ClosableTool",
     "Document",
@@ -54,6 +56,7 @@ __all__ = [
     "LimitedTool",
     "LocalTool",
     "McpTool",
+    "MissingKeyError",
     "Outage",
     "Probe",
     "ProbedTool",
@@ -61,6 +64,7 @@ __all__ = [
     "RegionLayoutReader",
     "Replay",
     "ResultCache",
+    "Secret",
     "TextHit",
     "TextIndex",
     "Tool",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opensearch_lightning.errors import ToolError, one_line
+from opensearch_lightning.tools.formatting import encodable
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.schemas import IMAGE_ID
 from opensearch_lightning.types import ErrorKind
@@ -20,7 +21,7 @@ from opensearch_lightning.types import ErrorKind
 logger = logging.getLogger(__name__)
 
 # NaN and infinity fail the comparison with it as well.
-_LARGEST = 10**12
+_LARGEST = 2**63
 
 _PLAIN_TYPES = ("number", "integer", "boolean", "string")
 # Keywords that are checked here for values of these types, or that say nothing of the value.
@@ -92,9 +93,13 @@ def check_arguments(
 
 
 def image_arguments(schema: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """Names among ``values`` whose value is the name of an image."""
+    """Names among ``values`` whose value is the name of an image; one that may be left out may have another default."""
     properties = schema["function"]["parameters"]["properties"]
-    return [name for name in values if properties.get(name, {}).get("format") == IMAGE_ID]
+    return [
+        name
+        for name, value in values.items()
+        if properties.get(name, {}).get("format") == IMAGE_ID and isinstance(value, str)
+    ]
 
 
 def _invalid(message: str) -> ToolError:
@@ -102,7 +107,7 @@ def _invalid(message: str) -> ToolError:
 
 
 def _shown(value: Any, most: int = 40) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()
+    text = encodable(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -20,8 +20,10 @@ from opensearch_lightning.tools.sqlite_file import SqliteFile
 _TABLE = f"CREATE TABLE IF NOT EXISTS results (key TEXT PRIMARY KEY, {COLUMNS})"
 
 
-def cache_key(namespace: str, tool: str, arguments: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Key of a call: tool, canonical arguments, and the content of each image argument in place of its name."""
+def cache_key(namespace: str, tool: Any, arguments: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """Key of a call: what the tool is, as JSON; canonical arguments, and the content of each image argument in place of
+    its name.
+    """
     values = {name: {"image": digests[name]} if name in digests else value for name, value in arguments.items()}
     text = json.dumps([namespace, tool, values], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from opensearch_lightning.errors import ToolError, one_line
 from opensearch_lightning.tools.arguments import check_arguments
 from opensearch_lightning.tools.images import ImageBook
-from opensearch_lightning.tools.protocol import ClosableTool, Probe, ProbedTool, Tool
+from opensearch_lightning.tools.protocol import ClosableTool, ProbedTool, Tool
 from opensearch_lightning.types import ErrorKind
 
 SAMPLE_CALLS: Mapping[str, Mapping[str, Any]] = {
@@ -29,6 +29,9 @@ SAMPLE_CALLS: Mapping[str, Mapping[str, Any]] = {
     "perspective_correct": {"image": "img_1"},
 }
 """By wire name, the call that tries a tool which has no tries of its own."""
+
+Attempt = Callable[[], Awaitable[str | None]]
+"""A try that may say in a note where the tool fell back."""
 
 _UNREACHABLE = {ErrorKind.TIMEOUT, ErrorKind.UNREACHABLE}
 
@@ -69,8 +72,13 @@ async def check_tools(tools: Iterable[Tool], *, timeout_s: float = 30.0, slow_s:
         slow_s: seconds above which one that works counts as slow.
     """
     tools = list(tools)
-    tries = [(tool.name, service, probe) for tool in tools for service, probe in _probes(tool).items()]
-    checks = await asyncio.gather(*(_try(*one, timeout_s, slow_s) for one in tries))
+    found: dict[tuple[str, str], tuple[str, str, Attempt | None]] = {}
+    for tool in tools:
+        for service, probe in _probes(tool).items():
+            # The tools of one server have the same tries: one is enough.
+            owner = tool.backend if isinstance(tool, ProbedTool) else tool.name
+            found.setdefault((owner, service), (tool.name, service, probe))
+    checks = await asyncio.gather(*(_try(*one, timeout_s, slow_s) for one in found.values()))
     for tool in tools:
         if isinstance(tool, ClosableTool):
             with contextlib.suppress(Exception):
@@ -78,7 +86,7 @@ async def check_tools(tools: Iterable[Tool], *, timeout_s: float = 30.0, slow_s:
     return checks
 
 
-def _probes(tool: Tool) -> Mapping[str, Probe | None]:
+def _probes(tool: Tool) -> Mapping[str, Attempt | None]:
     if isinstance(tool, ProbedTool):
         return tool.probes()
     if tool.name not in SAMPLE_CALLS:
@@ -86,22 +94,23 @@ def _probes(tool: Tool) -> Mapping[str, Probe | None]:
     return {tool.backend: partial(_sample_call, tool)}
 
 
-async def _sample_call(tool: Tool) -> None:
+async def _sample_call(tool: Tool) -> str | None:
+    """The note of what came of it, which says where the tool fell back."""
     images = ImageBook()
     picture = Image.new("RGB", (240, 80), "white")
     ImageDraw.Draw(picture).text((20, 20), "OpenSearch", fill="black", font_size=32)
     images.add(picture)
     arguments = check_arguments(tool.schema, SAMPLE_CALLS[tool.name], {}, images)
-    await tool.run(arguments.values, images)
+    return (await tool.run(arguments.values, images)).note
 
 
-async def _try(tool: str, service: str, probe: Probe | None, timeout_s: float, slow_s: float) -> Check:
+async def _try(tool: str, service: str, probe: Attempt | None, timeout_s: float, slow_s: float) -> Check:
     if probe is None:
         return Check(tool=tool, service=service, status=Status.NOT_TRIED, detail="it has no probes()")
     started = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):
-            await probe()
+            note = await probe()
     except TimeoutError:
         status, detail = Status.UNREACHABLE, f"no answer in {timeout_s:g} s"
     except ToolError as error:
@@ -112,7 +121,7 @@ async def _try(tool: str, service: str, probe: Probe | None, timeout_s: float, s
         status, detail = Status.FAILED, f"{type(error).__name__}: {error}"
     else:
         slow = time.perf_counter() - started > slow_s
-        status, detail = Status.SLOW if slow else Status.WORKS, ""
+        status, detail = Status.SLOW if slow else Status.WORKS, note or ""
     seconds = time.perf_counter() - started
     return Check(tool=tool, service=service, status=status, seconds=seconds, detail=one_line(detail))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
+import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +28,8 @@ from opensearch_lightning.tools.workshop import CheckedCall, Workshop, call_key,
 from opensearch_lightning.types import Action, ErrorKind, ToolResult
 
 ToolPlaces = Sequence[Tool | Sequence[Tool]] | Mapping[str, Tool | Sequence[Tool] | None]
+
+logger = logging.getLogger(__name__)
 
 _UNREADABLE = {
     ErrorKind.NO_ACTION: "Write one tool call or one response.",
@@ -53,8 +58,8 @@ class ToolExecutor:
         argument_aliases: per wire name, other names of arguments.
 
     Raises:
-        ConfigurationError: no tools, two of one name, a schema that cannot be used, a value out of range, or a policy
-            or an outage of a backend that no tool has.
+        ConfigurationError: no tools, two of one name, a schema that cannot be used, a value out of range, or, where no
+            place is left empty, a policy or an outage of a backend that no tool has.
     """
 
     def __init__(
@@ -70,7 +75,8 @@ class ToolExecutor:
         tool_aliases: Mapping[str, str] = TOOL_ALIASES,
         argument_aliases: Mapping[str, Mapping[str, str]] = ARGUMENT_ALIASES,
     ) -> None:
-        tools = _flat(tools)
+        left_out = isinstance(tools, Mapping) and None in tools.values()
+        tools = flat(tools)
         _check_tools(tools)
         if not timeout_s > 0:
             raise ConfigurationError(f"timeout_s is {timeout_s}: set seconds above 0.")
@@ -79,6 +85,9 @@ class ToolExecutor:
         known = {tool.backend for tool in tools}
         for what, named in (("Outages", faults.outages if faults is not None else {}), ("Policies", backends or {})):
             if unknown := sorted(set(named) - known):
+                if left_out:
+                    logger.info("%s of %s change nothing: a tool is left out", what, unknown)
+                    continue
                 raise ConfigurationError(f"{what} of {unknown}, which no tool has: choose from {sorted(known)}.")
         self._tools = {tool.name: tool for tool in tools}
         self._timeout_s = timeout_s
@@ -94,20 +103,35 @@ class ToolExecutor:
         self._argument_aliases = argument_aliases
         self._metrics = MetricsRecorder(self._tools)
         self._workshop: Workshop | None = None
+        self._starting = threading.Lock()
 
     @classmethod
-    def replaying(cls, path: str | Path, **options: Any) -> ToolExecutor:
+    def replaying(
+        cls,
+        path: str | Path,
+        *,
+        faults: FaultInjector | None = None,
+        tool_aliases: Mapping[str, str] = TOOL_ALIASES,
+        argument_aliases: Mapping[str, Mapping[str, str]] = ARGUMENT_ALIASES,
+        **of_the_tools: Any,
+    ) -> ToolExecutor:
         """An executor that answers from a recording and reaches no tool.
 
         Args:
             path: what a :class:`~opensearch_lightning.tools.Recorder` wrote.
-            options: ``faults``, ``tool_aliases`` and ``argument_aliases``, as of the constructor.
+            faults: as of the constructor, like the aliases.
+            tool_aliases: see there.
+            argument_aliases: see there.
+            of_the_tools: the constructor's other arguments, which an experiment may set, and which change nothing here.
 
         Raises:
+            ConfigurationError: an argument that the constructor does not have either.
             DataError: there is no recording.
         """
+        if unknown := sorted(of_the_tools.keys() - inspect.signature(cls).parameters.keys()):
+            raise ConfigurationError(f"An executor has no setting {unknown[0]!r}.")
         replay = Replay(path)
-        executor = cls(replay.tools(), **options)
+        executor = cls(replay.tools(), faults=faults, tool_aliases=tool_aliases, argument_aliases=argument_aliases)
         executor._replay = replay
         return executor
 
@@ -115,6 +139,11 @@ class ToolExecutor:
     def schemas(self) -> list[Mapping[str, Any]]:
         """Function schemas of the tools, in their order, for the system turn."""
         return [tool.schema for tool in self._tools.values()]
+
+    @property
+    def unrecorded(self) -> int:
+        """Calls of a replay that its recording does not hold."""
+        return 0 if self._replay is None else self._replay.unrecorded
 
     def metrics(self) -> ExecutorMetrics:
         """Counts and latencies since the last :meth:`reset`."""
@@ -126,9 +155,10 @@ class ToolExecutor:
 
     def start(self) -> None:
         """Start the executor's loop; the first call does so too."""
-        if self._workshop is None:
-            tools = list(self._tools.values())
-            self._workshop = Workshop(tools, self._timeout_s, self._max_concurrency, self._cache, self._policies)
+        with self._starting:
+            if self._workshop is None:
+                tools = list(self._tools.values())
+                self._workshop = Workshop(tools, self._timeout_s, self._max_concurrency, self._cache, self._policies)
 
     async def aclose(self) -> None:
         """Cancel what runs and release threads and files; a later call starts anew."""
@@ -137,7 +167,7 @@ class ToolExecutor:
             await in_thread(workshop.stop)
         for file in (self._cache, self._recorder, self._replay):
             if file is not None:
-                file.close()
+                await in_thread(file.close)
 
     async def execute(self, action: Action, images: ImageBook, key: CallKey) -> ToolResult:
         """Carry out one action and say what came of it.
@@ -156,7 +186,8 @@ class ToolExecutor:
             raise ValueError("A response was given to the tool executor: end the rollout instead.")
         started = time.perf_counter()
         tool: str | None = None
-        reached = False
+        served: CheckedCall | None = None
+        outcome: ToolOutput | ToolError | None = None
         try:
             tool = self._resolve(action)
             call = self._check(tool, action.arguments or {}, images)
@@ -164,13 +195,17 @@ class ToolExecutor:
             if fault is not None:
                 result = await self._injected(tool, fault)
             else:
-                reached = True
-                result = _succeeded(call, *await self._serve(call, images, key), images)
-                reached = not result.cached
+                served = call
+                outcome, cached = await self._serve(call, images, key)
+                result = _succeeded(call, outcome, cached, images)
         except ToolError as error:
+            outcome = error
             result = _failed(tool, error)
         result = replace(result, latency_s=time.perf_counter() - started)
-        self._metrics.record(result, reached_tool=reached)
+        self._metrics.record(result, reached_tool=served is not None and not result.cached)
+        if self._recorder is not None and served is not None and outcome is not None:
+            content = await call_key(served, images)
+            await self._recorder.add(content, key, served.tool.name, served.arguments, outcome)
         return result
 
     def _resolve(self, action: Action) -> str:
@@ -201,20 +236,7 @@ class ToolExecutor:
             return await self._replay.outcome(await call_key(call, images), key, call.tool.name), False
         self.start()
         assert self._workshop is not None
-        try:
-            output, cached = await self._workshop.serve(call, images)
-        except ToolError as error:
-            await self._record(call, images, key, error)
-            raise
-        await self._record(call, images, key, output)
-        return output, cached
-
-    async def _record(
-        self, call: CheckedCall, images: ImageBook, key: CallKey, outcome: ToolOutput | ToolError
-    ) -> None:
-        if self._recorder is not None:
-            content = await call_key(call, images)
-            await self._recorder.add(content, key, call.tool.name, call.arguments, outcome)
+        return await self._workshop.serve(call, images)
 
 
 def _failed(tool: str | None, error: ToolError) -> ToolResult:
@@ -238,7 +260,8 @@ def _succeeded(call: CheckedCall, output: ToolOutput, cached: bool, images: Imag
     )
 
 
-def _flat(places: ToolPlaces) -> list[Tool]:
+def flat(places: ToolPlaces) -> list[Tool]:
+    """The tools of all places, in order."""
     tools: list[Tool] = []
     for place in places.values() if isinstance(places, Mapping) else places:
         if isinstance(place, Sequence):

@@ -15,7 +15,7 @@ from opensearch_lightning.tools.formatting import passages, sources
 from opensearch_lightning.tools.image_index import ImageHit, ImageIndex
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.layout import LayoutSource, layout_output
-from opensearch_lightning.tools.local_tool import LocalTool, turns
+from opensearch_lightning.tools.local_tool import LocalTool, worker_count
 from opensearch_lightning.tools.ocr import LayoutReader
 from opensearch_lightning.tools.picture_calls import (
     crop_tool,
@@ -96,7 +96,8 @@ def local_text_search(
         backend="text_search",
         schema=schemas.text_search_schema(top_k),
         function=partial(search_text, world.text_index, ExtractiveSummarizer(summary_sentences)),
-        backend_limit=turns(workers),
+        backend_limit=worker_count(workers),
+        variant=f"{summary_sentences} sentences",
     )
 
 
@@ -112,7 +113,8 @@ def index_image_search(index: PictureIndex, *, top_k: int = 5, workers: int | No
         backend="image_search",
         schema=schemas.image_search_schema(top_k),
         function=partial(search_image, index),
-        backend_limit=turns(workers),
+        backend_limit=worker_count(workers),
+        variant=type(index).__name__,
     )
 
 
@@ -129,13 +131,14 @@ def local_layout_parsing(
     Raises:
         ConfigurationError: ``workers`` below 1.
     """
-    reading = reader or LayoutReader(engines=max(1, min(4, turns(workers) // 2)))
+    reading = reader or LayoutReader(engines=max(1, min(4, worker_count(workers) // 2)))
     return LocalTool(
         name="layout_parsing",
         backend="ocr",
         schema=schemas.LAYOUT_PARSING,
         function=partial(parse_layout, reading, show_boxes=show_boxes),
         backend_limit=reading.engines,
+        variant=f"{type(reading).__name__}, boxes {show_boxes}",
     )
 
 

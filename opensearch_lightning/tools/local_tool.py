@@ -19,7 +19,8 @@ class LocalTool:
     """A tool made of a blocking function, which runs in a thread.
 
     ``function(arguments, images)`` gets checked arguments and may raise
-    :class:`~opensearch_lightning.errors.ToolError`; at most ``backend_limit`` calls of one backend run at once.
+    :class:`~opensearch_lightning.errors.ToolError`; at most ``backend_limit`` calls of one backend have their turn at
+    once (the thread of one that timed out may still go on). ``variant`` is what results depend on besides the schema.
     """
 
     name: str
@@ -27,13 +28,14 @@ class LocalTool:
     schema: Mapping[str, Any]
     function: Callable[[Mapping[str, Any], ImageBook], ToolOutput]
     backend_limit: int
+    variant: str = ""
 
     async def run(self, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
         """Carry out one call in a thread."""
         return await in_thread(partial(self.function, arguments, images))
 
 
-def turns(workers: int | None) -> int:
+def worker_count(workers: int | None) -> int:
     """``workers``, by default one a core.
 
     Raises:

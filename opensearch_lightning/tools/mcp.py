@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from opensearch_lightning.errors import ConfigurationError, DataError, ToolError, one_line
 from opensearch_lightning.pictures import png_bytes, read_picture
+from opensearch_lightning.tools.base_url import base_url
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.mcp_session import ALL, Endpoint, McpServer, SessionError, list_once, shortened
 from opensearch_lightning.tools.protocol import ToolOutput
@@ -205,7 +205,7 @@ def _endpoint(
             raise ConfigurationError("token_env is for a url: name the variable in env_names for a command.")
         _check_variables(env_names)
     else:
-        _check_url(str(url))
+        base_url("an MCP server", str(url))
         if env_names or stderr_path is not None:
             raise ConfigurationError("env_names and stderr_path are for a command: leave them out for a url.")
         token = Secret.from_environment(token_env) if token_env is not None else None
@@ -230,14 +230,6 @@ def _check_variables(env_names: Sequence[str] | str) -> None:
             raise ConfigurationError("env_names of an MCP server are names of environment variables, such as API_KEY.")
         if name not in os.environ:
             raise MissingKeyError(f"The environment variable {name} of env_names is not set: export {name}=…")
-
-
-def _check_url(url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"The url of an MCP server is {url!r}: set one such as http://localhost:8000/mcp.")
-    if parts.username is not None or parts.password is not None:
-        raise ConfigurationError("The url of an MCP server holds a user name: set token_env, keys are no settings.")
 
 
 def _listing(endpoint: Endpoint) -> tuple[str | None, list[Listed]]:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import shlex
+import threading
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
@@ -230,6 +231,7 @@ class McpServer:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._thread: LoopThread | None = None
+        self._starting = threading.Lock()
         self._session: Session | None = None
         self._ending: set[Session] = set()
         self._checks: set[asyncio.Task[None]] = set()
@@ -247,9 +249,11 @@ class McpServer:
                 another; ``timeout``, ``rate_limited``, ``invalid_argument`` or ``backend_error`` where the server said
                 so.
         """
-        if self._thread is None:
-            self._thread = LoopThread()
-        return await self._thread.run(self._call(tool, arguments, shown))
+        with self._starting:
+            if self._thread is None:
+                self._thread = LoopThread()
+            thread = self._thread
+        return await thread.run(self._call(tool, arguments, shown))
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], shown: str) -> CallToolResult:
         from mcp import MCPError
@@ -292,8 +296,10 @@ class McpServer:
         """End the session, and the server that it started; a later call opens a new one."""
         thread, self._thread = self._thread, None
         if thread is not None:
-            await thread.run(self._end())
-            await in_thread(thread.stop)
+            try:
+                await thread.run(self._end())
+            finally:
+                await in_thread(thread.stop)
 
     async def _end(self) -> None:
         loop = asyncio.get_running_loop()

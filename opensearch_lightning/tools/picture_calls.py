@@ -11,7 +11,7 @@ from PIL.Image import Image
 from opensearch_lightning.tools import picture_tools, schemas
 from opensearch_lightning.tools.edsr import EDSR
 from opensearch_lightning.tools.images import ImageBook
-from opensearch_lightning.tools.local_tool import LocalTool, turns
+from opensearch_lightning.tools.local_tool import LocalTool, worker_count
 from opensearch_lightning.tools.protocol import ToolOutput
 from opensearch_lightning.tools.schemas import Coordinates
 
@@ -66,6 +66,7 @@ def super_resolution_tool(*, network: EDSR | None = None, workers: int | None = 
         schema=schemas.super_resolution_schema(network.scale or 4),
         function=partial(_super_resolution, network.enlarge),
         backend_limit=network.workers,
+        variant=f"EDSR {network.scale}",
     )
 
 
@@ -75,7 +76,7 @@ def _tool(
     function: Callable[[Mapping[str, Any], ImageBook], ToolOutput],
     workers: int | None,
 ) -> LocalTool:
-    return LocalTool(name=name, backend=BACKEND, schema=schema, function=function, backend_limit=turns(workers))
+    return LocalTool(name=name, backend=BACKEND, schema=schema, function=function, backend_limit=worker_count(workers))
 
 
 def _crop(coordinates: Coordinates, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:

@@ -44,7 +44,8 @@ class Tool(Protocol):
     ``backend`` names the service behind it: tools of one backend go down together. ``schema`` is the function schema
     as Qwen's chat template prints it, ``{"type": "function", "function": {"name", "description", "parameters"}}``;
     the executor checks arguments against its ``parameters`` before :meth:`run` sees them. A string parameter with
-    ``"format": "image-id"`` takes the name of an image of the rollout.
+    ``"format": "image-id"`` takes the name of an image of the rollout. A tool may have a text ``variant``: what,
+    besides its schema, its results depend on, such as a model; a kept result of another variant is never given.
     """
 
     @property

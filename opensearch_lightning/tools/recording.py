@@ -124,8 +124,9 @@ class Recorder(Recording):
 class Replay(Recording):
     """Answers calls from a recording.
 
-    The same call of the same rollout gets what it got then; a call made elsewhere gets what an equal one got, a success
-    rather than a failure; any other call fails as ``backend_error`` and says that it was not recorded.
+    The same call of the same rollout gets what it got then, the last time if it was made more than once; a call made
+    elsewhere gets what an equal one got, a success rather than a failure; any other call fails as ``backend_error`` and
+    says that it was not recorded.
 
     Args:
         path: what a :class:`Recorder` wrote.
@@ -137,7 +138,10 @@ class Replay(Recording):
     def __init__(self, path: str | Path) -> None:
         if not Path(path).is_file():
             raise DataError(f"There is no recording at {path}: make one with a Recorder.")
-        super().__init__(path)
+        try:
+            super().__init__(path)
+        except ConfigurationError as error:
+            raise DataError(f"The file {path} is no recording ({error.__cause__}): name one of a Recorder.") from error
         self.unrecorded = 0
         if not self.tools():
             raise DataError(f"The recording {path} holds no tools: make one with a Recorder.")

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 from opensearch_lightning.errors import ConfigurationError
 
 IMAGE_ID = "image-id"
+MOST_RESULTS = 20
+"""Most results that a search is asked for."""
 
 Schema = dict[str, Any]
 Coordinates = Literal["pixels", "relative_1000"]
@@ -23,7 +25,9 @@ def _image() -> Schema:
 
 
 def _top_k(default: int) -> Schema:
-    return {"type": "integer", "minimum": 1, "maximum": 20, "default": default}
+    if not 1 <= default <= MOST_RESULTS:
+        raise ConfigurationError(f"top_k is {default}: set 1 to {MOST_RESULTS}.")
+    return {"type": "integer", "minimum": 1, "maximum": MOST_RESULTS, "default": default}
 
 
 def _flag(description: str) -> Schema:
@@ -109,7 +113,6 @@ def super_resolution_schema(scale: int = 4) -> Schema:
     )
 
 
-SUPER_RESOLUTION = super_resolution_schema()
 PERSPECTIVE_CORRECT = _function(
     "perspective_correct",
     "Straighten a board or page seen at an angle.",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 from opensearch_lightning.errors import ConfigurationError
 
+# A shorter one could be a word of any text, from which it would be taken out.
+_SHORTEST = 8
 _NAME = re.compile(r"[A-Z_][A-Z0-9_]{2,63}")
 
 
@@ -42,6 +45,11 @@ class Secret:
         value = os.environ.get(variable, "").strip()
         if not value:
             raise MissingKeyError(f"The environment variable {variable} is not set: export {variable}=… with the key.")
+        if len(value) < _SHORTEST:
+            raise ConfigurationError(
+                f"The key in {variable} has less than {_SHORTEST} characters: for a server without keys, leave out the "
+                "name of the variable."
+            )
         if not value.isascii() or not value.isprintable():
             raise ConfigurationError(f"The key in {variable} holds characters that no key has: export it anew.")
         return cls(variable, value)
@@ -50,9 +58,15 @@ class Secret:
         """The key itself."""
         return self._value
 
-    def redact(self, text: str) -> str:
-        """``text`` without the key, should a server have sent it back."""
-        return text.replace(self._value, "***")
+    def redact(self, value: Any) -> Any:
+        """A text, or parsed JSON, without the key, should a server have sent it back."""
+        if isinstance(value, str):
+            return value.replace(self._value, "***")
+        if isinstance(value, list):
+            return [self.redact(item) for item in value]
+        if isinstance(value, dict):
+            return {self.redact(name): self.redact(item) for name, item in value.items()}
+        return value
 
     def __repr__(self) -> str:
         return f"Secret({self.variable})"

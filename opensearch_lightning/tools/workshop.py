@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,7 @@ from opensearch_lightning.errors import ToolError
 from opensearch_lightning.tools.arguments import image_arguments
 from opensearch_lightning.tools.backends import Backend, BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache, cache_key
+from opensearch_lightning.tools.formatting import encodable
 from opensearch_lightning.tools.images import ImageBook
 from opensearch_lightning.tools.protocol import ClosableTool, LimitedTool, Tool, ToolOutput
 from opensearch_lightning.tools.single_flight import SingleFlight
@@ -22,6 +24,9 @@ from opensearch_lightning.tools.threads import LoopThread, in_thread
 from opensearch_lightning.types import ErrorKind
 
 logger = logging.getLogger(__name__)
+
+# A search reads its pages side by side, each on a connection to the reader and to the model.
+_FILES_A_CALL = 10
 
 _FAILED = {
     ErrorKind.TIMEOUT: "did not answer",
@@ -40,15 +45,21 @@ class CheckedCall:
     ignored: tuple[str, ...] = ()
 
 
-async def call_key(call: CheckedCall, images: ImageBook, namespace: str = "") -> str:
-    """Key of a call's content: equal for equal arguments and equal pictures, whatever their names."""
+async def call_key(call: CheckedCall, images: ImageBook, namespace: str | None = None) -> str:
+    """Key of a call's content: equal for equal arguments and equal pictures, whatever their names.
+
+    With a ``namespace`` it also says which tool of that name it is, as far as results depend on it.
+    """
     names = image_arguments(call.tool.schema, call.arguments)
     for shown in (call.arguments[name] for name in names):
         if not images.is_digested(shown):
             # In a thread: the pixels of a large image take a while.
             await in_thread(partial(images.digest, shown))
     digests = {name: images.digest(call.arguments[name]) for name in names}
-    return cache_key(namespace, call.tool.name, call.arguments, digests)
+    tool: Any = call.tool.name
+    if namespace is not None:
+        tool = [call.tool.name, call.tool.backend, call.tool.schema, getattr(call.tool, "variant", "")]
+    return cache_key(namespace or "", tool, call.arguments, digests)
 
 
 class Workshop:
@@ -62,6 +73,7 @@ class Workshop:
         cache: ResultCache | None,
         policies: Mapping[str, BackendPolicy],
     ) -> None:
+        _allow_open_files(_FILES_A_CALL * max_concurrency)
         self._cache = cache
         self._flights: SingleFlight[ToolOutput] = SingleFlight()
         turns = asyncio.Semaphore(max_concurrency)
@@ -105,6 +117,16 @@ class Workshop:
         return await self._backends[call.tool.backend].call(partial(_attempt, call, images))
 
 
+def _allow_open_files(count: int) -> None:
+    """Let the process hold so many connections, as far as the system permits: the usual limit is for one at a time."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+        if allowed < count:
+            logger.warning("Calls may need %d open files at once, %d are allowed: raise `ulimit -n`", count, allowed)
+
+
 async def _attempt(call: CheckedCall, images: ImageBook, timeout_s: float) -> ToolOutput:
     """One try, which ends within ``timeout_s`` whatever the tool does."""
     task = asyncio.ensure_future(_carry_out(call, images))
@@ -119,15 +141,15 @@ async def _attempt(call: CheckedCall, images: ImageBook, timeout_s: float) -> To
     try:
         output = task.result()
     except ToolError as error:
-        raise ToolError(error.kind, _encodable(str(error.message)), retry_after_s=error.retry_after_s) from error
+        raise ToolError(error.kind, encodable(str(error.message)), retry_after_s=error.retry_after_s) from error
     except BaseException as error:
         logger.warning("The tool %s raised on %s", call.tool.name, dict(call.arguments), exc_info=error)
         raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR) from error
     if (fault := _fault(output)) is not None:
         logger.warning("The tool %s returned %s", call.tool.name, fault)
         raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
-    note = None if output.note is None else _encodable(output.note)
-    return replace(output, text=_encodable(output.text), note=note)
+    note = None if output.note is None else encodable(output.note)
+    return replace(output, text=encodable(output.text), note=note)
 
 
 async def _carry_out(call: CheckedCall, images: ImageBook) -> ToolOutput:
@@ -147,11 +169,6 @@ def _fault(output: object) -> str | None:
     if not isinstance(output.image, Image.Image | None):
         return f"an image of {type(output.image)} instead of a PIL image"
     return None
-
-
-def _encodable(text: str) -> str:
-    """``text`` with a question mark for every half of a surrogate pair, which no tokenizer or file takes."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def unavailable(tool: str, kind: ErrorKind) -> ToolError:

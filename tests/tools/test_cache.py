@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.tools import FaultInjector, ResultCache, ToolExecutor, ToolOutput
+from opensearch_lightning.tools import FaultInjector, ResultCache, ToolExecutor, ToolOutput, crop_tool
 from opensearch_lightning.tools.cache import cache_key
 from opensearch_lightning.types import ErrorKind
 from tests.tools.fakes import KEY, FakeTool, book, call
@@ -237,3 +237,24 @@ def test_a_file_that_is_no_cache_is_refused(tmp_path):
     path.write_bytes(b"this is no database, and long enough to be seen as none" * 10)
     with pytest.raises(ConfigurationError, match="remove it or name another"):
         ResultCache(path)
+
+
+async def test_results_of_a_tool_that_works_otherwise_are_not_given(tmp_path):
+    path = tmp_path / "cache.sqlite"
+    picture = Image.new("RGB", (2000, 1000), "red")
+    boxed = call("crop", image="img_1", x=0, y=0, width=500, height=500)
+    sizes = []
+    for coordinates in ("pixels", "relative_1000", "pixels"):
+        (result,), _ = await run(crop_tool(coordinates=coordinates), ResultCache(path), boxed, images=book(picture))
+        sizes.append((result.image.size, result.cached))
+    assert sizes == [((500, 500), False), ((1000, 500), False), ((500, 500), True)]
+
+
+async def test_results_of_another_variant_are_not_given(tmp_path):
+    tool = FakeTool()
+    seen = []
+    for variant in ("one model", "another", "one model"):
+        tool.variant = variant
+        (result,), _ = await run(tool, ResultCache(tmp_path / "cache.sqlite"), call("fake"))
+        seen.append(result.cached)
+    assert seen == [False, False, True]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 from PIL import Image
@@ -18,8 +19,6 @@ from opensearch_lightning.tools.local import search_image
 from opensearch_lightning.tools.schemas import image_search_schema
 from tests.tools.fakes import KEY, book, call
 from tests.tools.pictures import emblem
-
-open_clip = pytest.importorskip("open_clip")
 
 CONFIG = {
     "embed_dim": 16,

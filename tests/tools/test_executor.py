@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import threading
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from PIL import Image
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools import (
     NO_TOOL,
+    BackendPolicy,
     CallKey,
     FaultInjector,
     ImageBook,
@@ -437,3 +439,76 @@ async def test_half_surrogate_pairs_never_reach_the_policy(make):
     assert (result.text, result.note) == ("a?b é c?", "c?")
     failing = make(raising(ToolError(ErrorKind.RATE_LIMITED, "wait \ud800")))
     assert (await failing.execute(call("fake"), book(), KEY)).text == "Error: rate_limited. wait ?"
+
+
+async def test_a_place_left_empty_leaves_its_policies_and_outages_without_effect(make):
+    policy = {"search": BackendPolicy(retries=1)}
+    faults = FaultInjector(0, outages={"search": Outage(rate=1.0)})
+    executor = ToolExecutor({"search": None, "other": FakeTool()}, backends=policy, faults=faults)
+    assert (await executor.execute(call("fake"), book(), KEY)).error is None
+    await executor.aclose()
+    with pytest.raises(ConfigurationError, match="Policies of"):
+        ToolExecutor({"other": FakeTool()}, backends=policy)
+    with pytest.raises(ConfigurationError, match="tool list is empty"):
+        ToolExecutor({"search": None})
+
+
+async def test_several_tools_stand_in_one_place_and_the_order_is_that_of_the_places():
+    first, second, third = (FakeTool(name=name) for name in "abc")
+    executor = ToolExecutor({"one": [second, third], "two": first})
+    assert [schema["function"]["name"] for schema in executor.schemas] == ["b", "c", "a"]
+
+
+async def test_an_image_that_may_be_left_out(make):
+    tool = FakeTool(picture={"type": "string", "format": "image-id", "default": None})
+    tool.schema["function"]["parameters"]["required"] = []
+    executor = make(tool)
+    assert (await executor.execute(call("fake"), book(), KEY)).error is None
+    assert (await executor.execute(call("fake", picture="img_9"), book(), KEY)).error is ErrorKind.UNKNOWN_IMAGE
+
+
+async def test_threads_that_start_at_once_share_one_loop(make):
+    executor = make(FakeTool())
+    before = {thread for thread in threading.enumerate() if thread.name == "tool-loop"}
+    barrier = threading.Barrier(6)
+
+    def start():
+        barrier.wait(10)
+        executor.start()
+
+    threads = [threading.Thread(target=start) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    now = {thread for thread in threading.enumerate() if thread.name == "tool-loop"}
+    assert len(now - before) == 1
+
+
+class Connected(FakeTool):
+    """Holds a connection to the loop that it ran on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = None
+        self.closed = []
+
+    async def run(self, arguments, images):
+        self.loop = asyncio.get_running_loop()
+        return await super().run(arguments, images)
+
+    async def aclose(self):
+        self.closed.append(asyncio.get_running_loop() is self.loop)
+        raise OSError("gone already")
+
+
+async def test_tools_are_closed_on_their_loop_and_one_that_cannot_stops_no_other(caplog):
+    tools = [Connected(), Connected()]
+    tools[1].name, tools[1].schema = "second", schema("second")
+    executor = ToolExecutor(tools)
+    for _ in range(2):
+        for name in ("fake", "second"):
+            assert (await executor.execute(call(name), book(), KEY)).error is None
+        await executor.aclose()
+    assert [tool.closed for tool in tools] == [[True, True], [True, True]]
+    assert "could not close" in caplog.text

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.util
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from opensearch_lightning.errors import ConfigurationError, ToolError, one_line
 from opensearch_lightning.tools.backends import Backend, BackendPolicy
+from opensearch_lightning.tools.base_url import base_url as checked_url
 from opensearch_lightning.tools.download import retry_after_s
-from opensearch_lightning.tools.online.web_protocol import encodable
+from opensearch_lightning.tools.formatting import encodable
 from opensearch_lightning.tools.secrets import Secret
 from opensearch_lightning.tools.summary import sentences
 from opensearch_lightning.tools.threads import in_thread
@@ -76,20 +77,16 @@ class ChatSummarizer:
         extra_body: Mapping[str, Any] | None = None,
         max_bytes: int = 1_000_000,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-            raise ConfigurationError(
-                f"The address of the {self.name} is unusable: set one such as http://localhost:8000/v1, without a name "
-                "or key in it."
-            )
         if not model:
             raise ConfigurationError("model is empty: set the name under which the server offers it.")
         limits = {"timeout_s": timeout_s, "max_page_chars": max_page_chars, "max_bytes": max_bytes}
         for limit, value in (limits if max_tokens is None else {**limits, "max_tokens": max_tokens}).items():
             if not value > 0:
                 raise ConfigurationError(f"{limit} of the {self.name} is {value}: set it above 0.")
+        if importlib.util.find_spec("openai") is None:
+            raise ConfigurationError("ChatSummarizer needs openai: pip install 'opensearch-lightning[online]'.")
         self._key = None if api_key_env is None else Secret.from_environment(api_key_env)
-        self._base_url = base_url
+        self._address = checked_url(f"the {self.name}", base_url)
         self._policy = policy or BackendPolicy()
         self._timeout_s = timeout_s
         self._max_page_chars = max_page_chars
@@ -164,7 +161,7 @@ class ChatSummarizer:
 
         # On aiohttp: the time that httpx spends on its pool grows with the square of the requests under way.
         return openai.AsyncOpenAI(
-            base_url=self._base_url,
+            base_url=self._address,
             api_key="none" if self._key is None else self._key.reveal(),
             max_retries=0,
             timeout=None,
@@ -205,7 +202,7 @@ class ChatSummarizer:
 
 def _messages(query: str, title: str, text: str) -> list[dict[str, str]]:
     # The marker depends on the page, so that no page can hold its own.
-    marker = f"=== {hashlib.sha256(encodable(text).encode()).hexdigest()[:16]} ==="
+    marker = f"=== {hashlib.sha256(encodable(f'{title} {text}').encode()).hexdigest()[:16]} ==="
     lines = [
         f"Query: {one_line(query)}",
         marker,

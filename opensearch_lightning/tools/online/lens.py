@@ -63,6 +63,7 @@ class SerperLens:
 
     name = "image_search"
     backend = "image_search"
+    variant = "Serper Lens"
 
     def __init__(
         self,
@@ -79,8 +80,6 @@ class SerperLens:
         max_png_bytes: int = 4_000_000,
         probe_url: str = _PROBE_URL,
     ) -> None:
-        if not 1 <= top_k <= 20:
-            raise ConfigurationError(f"top_k is {top_k}: set 1 to 20.")
         if max_png_bytes < 0:
             raise ConfigurationError(f"max_png_bytes is {max_png_bytes}: set 0 or more.")
         self.schema: Mapping[str, Any] = schemas.image_search_schema(top_k)

@@ -8,7 +8,6 @@ it out.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from opensearch_lightning.errors import ToolError
+from opensearch_lightning.pictures import png_bytes
 from opensearch_lightning.tools import schemas
 from opensearch_lightning.tools.layout import Block, Layout, layout_output
 from opensearch_lightning.tools.online.service import Service
@@ -71,6 +71,7 @@ class PaddleXLayoutParsing:
         address = base_url.rstrip("/").removesuffix(_PATH)
         self._service = Service(NAME, address, key=self._key, policy=policy, timeout_s=timeout_s, max_bytes=max_bytes)
         self._show_boxes = show_boxes
+        self.variant = f"{NAME}, boxes {show_boxes}"
 
     async def run(self, arguments: Mapping[str, Any], images: ImageBook) -> ToolOutput:
         """Carry out one call.
@@ -116,10 +117,8 @@ class PaddleXLayoutParsing:
 
 
 def _request(image: Image.Image, *, charts: bool, upright: bool) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format="PNG")
     payload = {
-        "file": base64.b64encode(file.getvalue()).decode("ascii"),
+        "file": base64.b64encode(png_bytes(image)).decode("ascii"),
         "fileType": _IMAGE_FILE,
         "useDocOrientationClassify": upright,
         "useDocUnwarping": False,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -9,9 +12,10 @@ from urllib.parse import quote
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.backends import BackendPolicy
 from opensearch_lightning.tools.download import Address, Downloader, check_public, is_public
+from opensearch_lightning.tools.formatting import encodable
 from opensearch_lightning.tools.online.page_text import page_text
 from opensearch_lightning.tools.online.service import Service
-from opensearch_lightning.tools.online.web_protocol import WebPage, encodable
+from opensearch_lightning.tools.online.web_protocol import WebPage
 from opensearch_lightning.tools.secrets import Secret
 from opensearch_lightning.tools.threads import in_thread
 from opensearch_lightning.types import ErrorKind
@@ -116,10 +120,13 @@ class DirectReader:
         max_html_chars: int = 1_000_000,
         allowed: Callable[[Address], bool] = is_public,
     ) -> None:
+        if importlib.util.find_spec("trafilatura") is None:
+            raise ConfigurationError("DirectReader needs trafilatura: pip install 'opensearch-lightning[online]'.")
         if max_html_chars < 1:
             raise ConfigurationError(f"max_html_chars is {max_html_chars}: set 1 or more.")
         self._downloader = Downloader(timeout_s=timeout_s, max_bytes=max_bytes, allowed=allowed)
         self._max_html_chars = max_html_chars
+        self._parsing: asyncio.Semaphore | None = None
 
     async def read(self, url: str) -> WebPage:
         """The page behind ``url``.
@@ -129,8 +136,13 @@ class DirectReader:
                 another kind or without text.
         """
         page = await self._downloader.get(url)
-        return await in_thread(lambda: page_text(page, max_html_chars=self._max_html_chars))
+        if self._parsing is None:
+            # Parsing is work for a core: more at once would only take longer together.
+            self._parsing = asyncio.Semaphore(os.cpu_count() or 1)
+        async with self._parsing:
+            return await in_thread(lambda: page_text(page, max_html_chars=self._max_html_chars))
 
     async def aclose(self) -> None:
         """Close the connections."""
+        self._parsing = None
         await self._downloader.aclose()

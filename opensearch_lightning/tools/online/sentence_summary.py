@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from opensearch_lightning.errors import ToolError
-from opensearch_lightning.tools.online.web_protocol import encodable
+from opensearch_lightning.tools.formatting import encodable
 from opensearch_lightning.tools.summary import ExtractiveSummarizer
 from opensearch_lightning.tools.threads import in_thread
 from opensearch_lightning.types import ErrorKind

@@ -6,8 +6,9 @@ from typing import Any
 
 from opensearch_lightning.errors import ToolError
 from opensearch_lightning.tools.backends import BackendPolicy
+from opensearch_lightning.tools.formatting import encodable
 from opensearch_lightning.tools.online.service import Service
-from opensearch_lightning.tools.online.web_protocol import WebHit, encodable
+from opensearch_lightning.tools.online.web_protocol import WebHit
 from opensearch_lightning.tools.secrets import Secret
 from opensearch_lightning.types import ErrorKind
 

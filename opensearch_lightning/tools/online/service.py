@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.backends import Backend, BackendPolicy
+from opensearch_lightning.tools.base_url import base_url, proxy_of
 from opensearch_lightning.tools.download import check_status
 from opensearch_lightning.tools.secrets import Secret
 from opensearch_lightning.types import ErrorKind
@@ -26,7 +26,8 @@ class Service:
 
     Args:
         name: of the service, for messages.
-        base_url: ``http`` or ``https``, without a user name.
+        address: what paths are under, without a user name or query. It is reached through the proxy that the
+            environment names (``HTTPS_PROXY``, ``NO_PROXY``), which this machine itself never is.
         key: is taken out of answers that hold it, and named in messages by its variable.
         policy: limits, retries and breaker; ``None`` for the defaults.
         timeout_s: seconds of a request where the policy sets none.
@@ -39,22 +40,18 @@ class Service:
     def __init__(
         self,
         name: str,
-        base_url: str,
+        address: str,
         *,
         key: Secret | None = None,
         policy: BackendPolicy | None = None,
         timeout_s: float = 20.0,
         max_bytes: int = 20_000_000,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"The address of {name} is {base_url!r}: set one such as http://localhost:8080.")
-        if parts.username is not None or parts.password is not None:
-            raise ConfigurationError(f"The address of {name} holds a user name: keys come from the environment alone.")
         if not timeout_s > 0 or max_bytes < 1:
             raise ConfigurationError(f"timeout_s of {name} is {timeout_s}, max_bytes {max_bytes}: set both above 0.")
         self.name = name
-        self._base_url = base_url.rstrip("/")
+        self._address = base_url(name, address)
+        self._proxy = proxy_of(self._address)
         self._key = key
         self._policy = policy or BackendPolicy()
         self._timeout_s = timeout_s
@@ -129,8 +126,8 @@ class Service:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
             )
-        url = self._base_url + path
-        async with self._session.request(method, url, allow_redirects=False, **request) as response:
+        url = self._address + path
+        async with self._session.request(method, url, allow_redirects=False, proxy=self._proxy, **request) as response:
             self._check(response)
             content = bytearray()
             async for chunk in response.content.iter_chunked(65536):
@@ -149,7 +146,7 @@ class Service:
 
     def _parse(self, answer: bytes) -> Any:
         try:
-            text = answer.decode()
-            return json.loads(self._key.redact(text) if self._key is not None else text)
+            parsed = json.loads(answer.decode())
+            return parsed if self._key is None else self._key.redact(parsed)
         except (ValueError, RecursionError):
             raise ToolError(ErrorKind.BACKEND_ERROR, f"{self.name} answered something that is no JSON.") from None

@@ -16,11 +16,12 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 from uuid import uuid4
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.backends import BackendPolicy
+from opensearch_lightning.tools.base_url import base_url as checked_url
 from opensearch_lightning.tools.download import retry_after_s
 from opensearch_lightning.tools.online.service import Service
 from opensearch_lightning.tools.secrets import Secret
@@ -94,8 +95,8 @@ class S3Uploader:
         if importlib.util.find_spec("boto3") is None:
             raise ConfigurationError("S3Uploader needs boto3: pip install 'opensearch-lightning[online]'.")
         self._bucket = bucket
-        self._endpoint_url = None if endpoint_url is None else _base_url("endpoint_url", endpoint_url)
-        self._public = None if public_base_url is None else _base_url("public_base_url", public_base_url)
+        self._endpoint_url = None if endpoint_url is None else checked_url("endpoint_url", endpoint_url)
+        self._public = None if public_base_url is None else checked_url("public_base_url", public_base_url)
         self._prefix = "".join(f"{part}/" for part in prefix.split("/") if part)
         self._expires_s = expires_s
         self._region = region
@@ -178,7 +179,7 @@ class DirectoryUploader:
         self._directory = Path(directory)
         if self._directory.exists() and not self._directory.is_dir():
             raise ConfigurationError(f"{directory} is no directory: set the one that the web server publishes.")
-        self._public = _base_url("public_base_url", public_base_url)
+        self._public = checked_url("public_base_url", public_base_url)
 
     async def upload(self, data: bytes, content_type: str) -> str:
         """See :meth:`Uploader.upload`."""
@@ -229,8 +230,8 @@ class HttpUploader:
         policy: BackendPolicy | None = None,
         timeout_s: float = 20.0,
     ) -> None:
-        base_url = _base_url("base_url", base_url)
-        self._public = base_url if public_base_url is None else _base_url("public_base_url", public_base_url)
+        base_url = checked_url("base_url", base_url)
+        self._public = base_url if public_base_url is None else checked_url("public_base_url", public_base_url)
         self._token = None if token_env is None else Secret.from_environment(token_env)
         self._service = Service(
             "The upload server", base_url, key=self._token, policy=policy, timeout_s=timeout_s, max_bytes=1_000_000
@@ -290,24 +291,6 @@ def _file_name(data: bytes, content_type: str) -> str:
     if content_type not in _ENDINGS:
         raise ValueError(f"The type of a picture to upload is {content_type!r}: give one of {sorted(_ENDINGS)}.")
     return hashlib.sha256(data).hexdigest() + _ENDINGS[content_type]
-
-
-def _base_url(setting: str, url: str) -> str:
-    """``url`` without a slash at its end.
-
-    Raises:
-        ConfigurationError: it is no address that files can be under; it is not repeated where it holds a key.
-    """
-    try:
-        parts = urlsplit(url)
-        host, user, password = parts.hostname, parts.username, parts.password
-    except ValueError:
-        raise ConfigurationError(f"{setting} is no URL: set one such as https://files.example.org.") from None
-    if user is not None or password is not None or parts.query or parts.fragment:
-        raise ConfigurationError(f"{setting} holds a user name, a query or a fragment: set the bare address.")
-    if parts.scheme not in ("http", "https") or not host:
-        raise ConfigurationError(f"{setting} is {url!r}: set an address such as https://files.example.org.")
-    return url.rstrip("/")
 
 
 def _keep_signatures_out_of_logs() -> None:

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-def encodable(text: str) -> str:
-    """``text`` with a question mark for every half of a surrogate pair, which JSON can hold and no request can."""
-    return text.encode("utf-8", "replace").decode()
-
-
 @dataclass(frozen=True, kw_only=True)
 class WebHit:
     """One result of a search engine; ``title`` and ``snippet`` may be empty."""

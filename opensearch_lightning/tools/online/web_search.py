@@ -19,7 +19,6 @@ from opensearch_lightning.types import ErrorKind
 
 logger = logging.getLogger(__name__)
 
-_MOST_PASSAGES = 20
 _MAX_QUERY_CHARS = 2000
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]{2,8})*")
 _WHY = {
@@ -65,11 +64,10 @@ class WebSearch:
         top_k: int = 5,
         page_timeout_s: float = 30.0,
     ) -> None:
-        if not 1 <= top_k <= _MOST_PASSAGES:
-            raise ConfigurationError(f"top_k is {top_k}: set 1 to {_MOST_PASSAGES}.")
         if not page_timeout_s > 0:
             raise ConfigurationError(f"page_timeout_s is {page_timeout_s}: set seconds above 0.")
         self.schema: Mapping[str, Any] = text_search_schema(top_k)
+        self.variant = ", ".join(part.name for part in (engine, reader, summarizer))
         self._engine = engine
         self._reader = reader
         self._summarizer = summarizer

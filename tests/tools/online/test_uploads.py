@@ -8,8 +8,10 @@ import threading
 import urllib.error
 import urllib.request
 
+import boto3
 import pytest
 from aiohttp import web
+from moto import server as moto_server
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.online import uploads
@@ -17,9 +19,6 @@ from opensearch_lightning.tools.online.uploads import DirectoryUploader, HttpUpl
 from opensearch_lightning.tools.secrets import MissingKeyError
 from opensearch_lightning.types import ErrorKind
 from tests.tools.online.lens_servers import TOKEN, FileServer, Server, in_background
-
-boto3 = pytest.importorskip("boto3")
-moto_server = pytest.importorskip("moto.server")
 
 PICTURE = b"not really a picture, but bytes all the same"
 NAME = hashlib.sha256(PICTURE).hexdigest() + ".png"
