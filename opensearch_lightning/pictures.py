@@ -17,7 +17,7 @@ MAX_PIXELS = 50_000_000
 MAX_BYTES = 64 * 2**20
 
 # OpenCV's warps count rows and columns in 16 bits.
-_MAX_SIDE = 32_000
+MAX_SIDE = 32_000
 _MAX_TAG_VALUES = 1_000_000
 _TAG_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 # Bytes, text and what is not interpreted: kept as they stand in the file.
@@ -160,8 +160,8 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         raise DataError(f"it is {width}x{height} pixels: there is nothing in it")
     if width * height > max_pixels:
         raise DataError(f"it is {width}x{height} pixels, more than the {max_pixels} allowed: make it smaller")
-    if max(width, height) > _MAX_SIDE:
-        raise DataError(f"it is {width}x{height} pixels, and {_MAX_SIDE} is the longest side allowed: cut it")
+    if max(width, height) > MAX_SIDE:
+        raise DataError(f"it is {width}x{height} pixels, and {MAX_SIDE} is the longest side allowed: cut it")
 
 
 def _check_tags(encoded: bytes) -> None:

@@ -166,12 +166,20 @@ def _check_with_jsonschema(where: str, value: Any, rule: Mapping[str, Any], para
     """Check what the plain rules do not cover; ``parameters`` is the document that ``$ref`` points into."""
     try:
         from jsonschema.exceptions import best_match
-        from jsonschema.validators import Draft202012Validator, validator_for
+        from jsonschema.validators import Draft202012Validator, extend, validator_for
         from referencing import Registry
     except ModuleNotFoundError:
         return
+    dialect = validator_for(parameters, default=Draft202012Validator)
+    additional = dialect.VALIDATORS["additionalProperties"]
+
+    def without_patterns(validator: Any, rule: Any, value: Any, schema: Mapping[str, Any]) -> Any:
+        return () if "patternProperties" in schema else additional(validator, rule, value, schema)
+
+    # No regular expression of a schema is applied to the policy's words: one can take longer than any call may.
+    own = {"pattern": _unchecked, "patternProperties": _unchecked, "additionalProperties": without_patterns}
     # An empty registry: what lies outside the document is never fetched.
-    validator = validator_for(parameters, default=Draft202012Validator)(parameters, registry=Registry())
+    validator = extend(dialect, own)(parameters, registry=Registry())
     try:
         error = best_match(validator.evolve(schema=rule).iter_errors(value))
     except Exception as fault:
@@ -180,6 +188,10 @@ def _check_with_jsonschema(where: str, value: Any, rule: Mapping[str, Any], para
         return
     if error is not None:
         raise _invalid(_described(where, error))
+
+
+def _unchecked(*_: Any) -> tuple[()]:
+    return ()
 
 
 def _described(where: str, error: Any) -> str:

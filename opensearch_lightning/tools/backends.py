@@ -19,6 +19,16 @@ Attempt = Callable[[float], Awaitable[T]]
 """One try of a call, given the seconds it may take."""
 
 
+def is_seconds(value: object) -> bool:
+    """Whether ``value`` is a number above 0 that a clock reaches."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def is_count(value: object, least: int) -> bool:
+    """Whether ``value`` is a whole number of at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackendPolicy:
     """What calls of one backend may cost it and the rollouts.
@@ -49,14 +59,15 @@ class BackendPolicy:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        may_be_none = ("timeout_s", "calls_per_s", "max_concurrency", "breaker_failures")
         for name in ("timeout_s", "calls_per_s", "backoff_s", "breaker_s"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigurationError(f"{name} of a backend is {value}: set a number above 0.")
+            if not (value is None and name in may_be_none) and not is_seconds(value):
+                raise ConfigurationError(f"{name} of a backend is {value!r}: set a number above 0.")
         for name, least in (("max_concurrency", 1), ("breaker_failures", 1), ("retries", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigurationError(f"{name} of a backend is {value}: set {least} or more.")
+            if not (value is None and name in may_be_none) and not is_count(value, least):
+                raise ConfigurationError(f"{name} of a backend is {value!r}: set {least} or more, a whole number.")
 
 
 class Backend:

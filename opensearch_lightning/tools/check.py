@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,16 +73,36 @@ async def check_tools(tools: Iterable[Tool], *, timeout_s: float = 30.0, slow_s:
     tools = list(tools)
     found: dict[tuple[str, str], tuple[str, str, Attempt | None]] = {}
     for tool in tools:
-        for service, probe in _probes(tool).items():
+        for service, probe in _probes_of(tool).items():
             # The tools of one server have the same tries: one is enough.
             owner = tool.backend if isinstance(tool, ProbedTool) else tool.name
             found.setdefault((owner, service), (tool.name, service, probe))
     checks = await asyncio.gather(*(_try(*one, timeout_s, slow_s) for one in found.values()))
-    for tool in tools:
-        if isinstance(tool, ClosableTool):
-            with contextlib.suppress(Exception):
-                await tool.aclose()
+    closing = [asyncio.ensure_future(_quiet(tool.aclose)) for tool in tools if isinstance(tool, ClosableTool)]
+    if closing:
+        await asyncio.wait(closing, timeout=timeout_s)
     return checks
+
+
+def _probes_of(tool: Tool) -> Mapping[str, Attempt | None]:
+    try:
+        return dict(_probes(tool))
+    except Exception as error:
+        # what a tool of the user's does wrong is what the table is for
+        reason = f"its probes() failed: {type(error).__name__}: {error}"
+
+        async def fail() -> str | None:
+            raise RuntimeError(reason)
+
+        return {tool.backend: fail}
+
+
+async def _quiet(work: Attempt | Callable[[], Awaitable[None]]) -> str | None:
+    """What ``work`` comes to; what would end the loop or the task is an error like any other."""
+    try:
+        return await work()
+    except (KeyboardInterrupt, SystemExit, asyncio.CancelledError) as error:
+        raise RuntimeError(repr(error)) from error
 
 
 def _probes(tool: Tool) -> Mapping[str, Attempt | None]:
@@ -109,10 +128,11 @@ async def _try(tool: str, service: str, probe: Attempt | None, timeout_s: float,
         return Check(tool=tool, service=service, status=Status.NOT_TRIED, detail="it has no probes()")
     started = time.perf_counter()
     try:
-        async with asyncio.timeout(timeout_s):
-            note = await probe()
-    except TimeoutError:
-        status, detail = Status.UNREACHABLE, f"no answer in {timeout_s:g} s"
+        # Not awaited itself: one that ignores its cancellation holds up nothing.
+        trying = asyncio.ensure_future(_quiet(probe))
+        done, _ = await asyncio.wait({trying}, timeout=timeout_s)
+        trying.cancel()
+        note = trying.result() if done else None
     except ToolError as error:
         status = Status.UNREACHABLE if error.kind in _UNREACHABLE else Status.FAILED
         detail = f"{error.kind}: {error.message}"
@@ -122,6 +142,8 @@ async def _try(tool: str, service: str, probe: Attempt | None, timeout_s: float,
     else:
         slow = time.perf_counter() - started > slow_s
         status, detail = Status.SLOW if slow else Status.WORKS, note or ""
+        if not done:
+            status, detail = Status.UNREACHABLE, f"no answer in {timeout_s:g} s"
     seconds = time.perf_counter() - started
     return Check(tool=tool, service=service, status=status, seconds=seconds, detail=one_line(detail))
 

@@ -24,6 +24,9 @@ from opensearch_lightning.types import ErrorKind
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+_ROUTED = ipaddress.IPv6Network("2000::/3")
+# Azure's machines reach their own host there.
+_CLOUD_HOST = ipaddress.IPv4Address("168.63.129.16")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]+")
@@ -48,7 +51,10 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-    return address.is_global and not address.is_multicast
+        # Whatever else wraps an IPv4 address, or is of one site, lies outside what the internet routes.
+        if address not in _ROUTED:
+            return False
+    return address.is_global and not address.is_multicast and address != _CLOUD_HOST
 
 
 class Downloader:
@@ -96,7 +102,7 @@ class Downloader:
             raise ToolError(ErrorKind.TIMEOUT, f"The page did not come within {self._timeout_s:g} s.") from error
         except _Refused as error:
             raise ToolError(ErrorKind.INVALID_ARGUMENT, str(error)) from error
-        except aiohttp.InvalidURL as error:
+        except (aiohttp.InvalidURL, ValueError) as error:
             raise ToolError(ErrorKind.INVALID_ARGUMENT, f"{url[:80]!r} is no URL of a web page.") from error
         except aiohttp.ClientError as error:
             if (refused := _refusal(error)) is not None:
@@ -178,7 +184,7 @@ def retry_after_s(header: str | None, *, now: datetime | None = None) -> float |
         return float(text)
     try:
         then = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if then.tzinfo is None:
         then = then.replace(tzinfo=UTC)
@@ -221,7 +227,9 @@ def _host(url: str) -> tuple[str, int]:
         host = (parts.hostname or "").encode("idna").decode().rstrip(".")
     except UnicodeError:
         raise _Refused("The URL names no host.") from None
-    if not _HOST.fullmatch(host):
+    # A last label of digits is meant as an address, and read as one by some; so is what stands in brackets.
+    is_meant_so = host.rpartition(".")[2].isdigit() or "[" in parts.netloc
+    if not _HOST.fullmatch(host) or (is_meant_so and _literal(host) is None):
         raise _Refused("The URL names no host.")
     return host, parts.port or (443 if parts.scheme == "https" else 80)
 

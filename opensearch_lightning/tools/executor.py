@@ -9,13 +9,15 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.arguments import check_arguments
-from opensearch_lightning.tools.backends import BackendPolicy
+from opensearch_lightning.tools.backends import BackendPolicy, is_count, is_seconds
 from opensearch_lightning.tools.cache import ResultCache
 from opensearch_lightning.tools.faults import FaultInjector
 from opensearch_lightning.tools.images import ImageBook
@@ -78,10 +80,16 @@ class ToolExecutor:
         left_out = isinstance(tools, Mapping) and None in tools.values()
         tools = flat(tools)
         _check_tools(tools)
-        if not timeout_s > 0:
-            raise ConfigurationError(f"timeout_s is {timeout_s}: set seconds above 0.")
-        if max_concurrency < 1:
-            raise ConfigurationError(f"max_concurrency is {max_concurrency}: set 1 or more.")
+        if not is_seconds(timeout_s):
+            raise ConfigurationError(f"timeout_s is {timeout_s!r}: set seconds above 0.")
+        if not is_count(max_concurrency, 1):
+            raise ConfigurationError(f"max_concurrency is {max_concurrency!r}: set 1 or more.")
+        for backend, policy in (backends or {}).items():
+            if not isinstance(policy, BackendPolicy):
+                raise ConfigurationError(
+                    f"The policy of {backend} is {policy!r}: give a BackendPolicy, in a configuration by "
+                    "_target_: opensearch_lightning.tools.BackendPolicy."
+                )
         known = {tool.backend for tool in tools}
         for what, named in (("Outages", faults.outages if faults is not None else {}), ("Policies", backends or {})):
             if unknown := sorted(set(named) - known):
@@ -104,6 +112,7 @@ class ToolExecutor:
         self._metrics = MetricsRecorder(self._tools)
         self._workshop: Workshop | None = None
         self._starting = threading.Lock()
+        self._ended: Future[None] | None = None
 
     @classmethod
     def replaying(
@@ -162,9 +171,13 @@ class ToolExecutor:
 
     async def aclose(self) -> None:
         """Cancel what runs and release threads and files; a later call starts anew."""
-        workshop, self._workshop = self._workshop, None
+        with self._starting:
+            workshop, self._workshop = self._workshop, None
+            if workshop is not None:
+                self._ended = Future()
+                await_end = partial(_stop, workshop, self._ended)
         if workshop is not None:
-            await in_thread(workshop.stop)
+            await in_thread(await_end)
         for file in (self._cache, self._recorder, self._replay):
             if file is not None:
                 await in_thread(file.close)
@@ -234,9 +247,19 @@ class ToolExecutor:
         """``(output, cached)``."""
         if self._replay is not None:
             return await self._replay.outcome(await call_key(call, images), key, call.tool.name), False
+        if self._ended is not None and not self._ended.done():
+            # The tools still close what they held: a new loop would be given connections of the old one.
+            await asyncio.shield(asyncio.wrap_future(self._ended))
         self.start()
         assert self._workshop is not None
         return await self._workshop.serve(call, images)
+
+
+def _stop(workshop: Workshop, ended: Future[None]) -> None:
+    try:
+        workshop.stop()
+    finally:
+        ended.set_result(None)
 
 
 def _failed(tool: str | None, error: ToolError) -> ToolResult:

@@ -56,14 +56,12 @@ class McpTool:
     ) -> None:
         self.name = name
         self.backend = backend
-        self.schema: Mapping[str, Any] = {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": listed.description or listed.title or "",
-                "parameters": _parameters(listed, image_forms),
-            },
+        function = {
+            "name": name,
+            "description": listed.description or listed.title or "",
+            "parameters": _parameters(listed, image_forms),
         }
+        self.schema: Mapping[str, Any] = {"type": "function", "function": server.endpoint.redact(function)}
         self._server = server
         self._remote_name = listed.name
         self._image_forms = image_forms
@@ -168,7 +166,11 @@ def mcp_tools(
     chosen = _chosen(listed, names, endpoint.where)
     forms = _image_forms(chosen, image_arguments or {}, endpoint.where)
     server = McpServer(endpoint)
-    backend = backend or server_name or (Path(endpoint.command[-1]).stem if endpoint.command else endpoint.url)
+    backend = (
+        backend
+        or endpoint.redact(server_name)
+        or (Path(endpoint.command[-1]).stem if endpoint.command else endpoint.url)
+    )
     return [
         McpTool(
             server,
@@ -246,7 +248,7 @@ def _listing(endpoint: Endpoint) -> tuple[str | None, list[Listed]]:
             if not endpoint.command:
                 remedy = "look whether it runs and whether the path is right, which often is /mcp"
             else:
-                last = _last_line(log)
+                last = endpoint.redact(_last_line(log))
                 said = f" Its last words: {last}" if last else ""
                 remedy = f"try the command in a shell, and name in env_names the variables that it needs.{said}"
             what = "could not be started" if endpoint.command else "could not be reached"

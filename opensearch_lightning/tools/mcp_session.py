@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import os
+import re
 import shlex
 import threading
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from opensearch_lightning.errors import ToolError, one_line
-from opensearch_lightning.tools.secrets import Secret
+from opensearch_lightning.tools.secrets import SHORTEST, Secret, keep_out_of_logs
 from opensearch_lightning.tools.threads import LoopThread, in_thread
 from opensearch_lightning.tools.workshop import unavailable
 from opensearch_lightning.types import ErrorKind
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ALL = "all"
+_HOLDS_A_KEY = re.compile("KEY|TOKEN|SECRET|PASS", re.IGNORECASE)
 
 # After so many calls without an answer in a row the server must show that it still answers.
 _DOUBTFUL = 3
@@ -69,6 +71,20 @@ class Endpoint:
     stderr_path: str | None = None
 
     @property
+    def secrets(self) -> list[Secret]:
+        """The token, and the variables handed on whose names say that they hold a key."""
+        names = () if isinstance(self.env_names, str) else filter(_HOLDS_A_KEY.search, self.env_names)
+        values = {name: os.environ.get(name, "").strip() for name in names}
+        handed_on = [Secret(name, value) for name, value in values.items() if len(value) >= SHORTEST]
+        return handed_on if self.token is None else [self.token, *handed_on]
+
+    def redact(self, value: Any) -> Any:
+        """Text or parsed JSON of the server's without keys that it may have sent back."""
+        for secret in self.secrets:
+            value = secret.redact(value)
+        return value
+
+    @property
     def where(self) -> str:
         """The server in a message."""
         return f"`{shlex.join(self.command)}`" if self.command else self.url
@@ -98,6 +114,7 @@ class Endpoint:
     def _http_client(self) -> Any:
         import httpx2
 
+        keep_out_of_logs("mcp.client", "httpx2", "httpcore2")
         headers = {} if self.token is None else {"Authorization": f"Bearer {self.token.reveal()}"}
         return httpx2.AsyncClient(
             headers=headers,
@@ -171,7 +188,7 @@ class Session:
             if not self._closing.is_set():
                 reason = f"no answer within {self._endpoint.timeout_s:g} s"
         except Exception as error:
-            reason = _reason(error, refusals, self._endpoint.token)
+            reason = _reason(error, refusals, self._endpoint)
             logger.debug("The session with %s ended: %s", self._endpoint.where, reason)
         finally:
             if not self._opened.done():
@@ -205,15 +222,13 @@ async def _list_all(client: Client) -> list[Listed]:
     return listed
 
 
-def _reason(error: BaseException, refusals: list[Refusal], token: Secret | None) -> str:
+def _reason(error: BaseException, refusals: list[Refusal], endpoint: Endpoint) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said = one_line(error)[:_SHOWN]
-    if token is not None:
-        said = token.redact(said)
+    said = endpoint.redact(one_line(error))[:_SHOWN]
     statuses = [refusal.status for refusal in refusals]
     if 401 in statuses or 403 in statuses:
-        return f"it refused the key{'' if token is None else f' in {token.variable}'}"
+        return f"it refused the key{'' if endpoint.token is None else f' in {endpoint.token.variable}'}"
     if refusals:
         return f"it answered with status {refusals[-1].status}"
     return said or type(error).__name__
@@ -290,7 +305,8 @@ class McpServer:
 
     def redact(self, text: str) -> str:
         """``text`` without the key, should the server have sent it back."""
-        return text if self.endpoint.token is None else self.endpoint.token.redact(text)
+        redacted: str = self.endpoint.redact(text)
+        return redacted
 
     async def aclose(self) -> None:
         """End the session, and the server that it started; a later call opens a new one."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from opensearch_lightning.errors import ToolError
+from opensearch_lightning.pictures import MAX_SIDE
 from opensearch_lightning.tools.protocol import ToolOutput
 from opensearch_lightning.tools.schemas import Coordinates
 from opensearch_lightning.types import ErrorKind
@@ -89,10 +90,10 @@ def super_resolution(image: Image.Image, scale: int) -> ToolOutput:
     """Enlarge ``scale`` times by OpenCV's Lanczos with a mild unsharp mask, and say so: no learned model is in it.
 
     Raises:
-        ToolError: ``invalid_argument`` when the result would pass 16 million pixels.
+        ToolError: ``invalid_argument`` when the result would pass 16 million pixels, or the longest side of a picture.
     """
     size = (image.width * scale, image.height * scale)
-    if size[0] * size[1] > _MAX_PIXELS:
+    if size[0] * size[1] > _MAX_PIXELS or max(size) > MAX_SIDE:
         message = f"An image of {image.width}x{image.height} pixels is too large for scale {scale}; crop it first."
         raise ToolError(ErrorKind.INVALID_ARGUMENT, message)
     enlarged = cv2.resize(np.asarray(image), size, interpolation=cv2.INTER_LANCZOS4)

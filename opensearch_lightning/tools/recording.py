@@ -59,9 +59,9 @@ class Recording:
     step.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, read_only: bool = False) -> None:
         self.path = Path(path)
-        self._file = SqliteFile(path, _TABLES, name="recording")
+        self._file = SqliteFile(path, _TABLES, name="recording", read_only=read_only)
 
     def tools(self) -> list[RecordedTool]:
         """The tools of the run that was recorded, in their order."""
@@ -102,7 +102,11 @@ class Recorder(Recording):
                 connection.executemany("INSERT INTO tools VALUES (?, ?, ?, ?)", rows)
             return known or rows
 
-        if self._file.run_blocking(work) != rows:
+        try:
+            noted = self._file.run_blocking(work)
+        except sqlite3.Error as error:
+            raise ConfigurationError(f"The file {self.path} is no recording ({error}): name another.") from error
+        if noted != rows:
             raise ConfigurationError(
                 f"The recording {self.path} is of other tools, or of other schemas of them: name another file."
             )
@@ -139,11 +143,12 @@ class Replay(Recording):
         if not Path(path).is_file():
             raise DataError(f"There is no recording at {path}: make one with a Recorder.")
         try:
-            super().__init__(path)
-        except ConfigurationError as error:
-            raise DataError(f"The file {path} is no recording ({error.__cause__}): name one of a Recorder.") from error
+            super().__init__(path, read_only=True)
+            tools = self.tools()
+        except (ConfigurationError, sqlite3.Error, ValueError) as error:
+            raise DataError(f"The file {path} is no recording ({error}): name one of a Recorder.") from error
         self.unrecorded = 0
-        if not self.tools():
+        if not tools:
             raise DataError(f"The recording {path} holds no tools: make one with a Recorder.")
 
     async def outcome(self, content: str, key: CallKey, tool: str) -> ToolOutput:
@@ -153,12 +158,20 @@ class Replay(Recording):
             ToolError: the error that it came to, or that it was not recorded.
         """
         values = (key.task_id, key.rollout, key.step, content)
-        row = await self._file.run(lambda connection: connection.execute(_FIND, values).fetchone())
-        if row is None:
-            self.unrecorded += 1
-            logger.warning("A call of %s at %s is not in the recording %s", tool, key, self.path)
-            raise ToolError(ErrorKind.BACKEND_ERROR, "This call was not recorded.")
-        error, text, image, hits, note, _ = row
-        if error is not None:
-            raise ToolError(ErrorKind(error), text)
-        return await from_row((text, image, hits, note))
+        try:
+            row = await self._file.run(lambda connection: connection.execute(_FIND, values).fetchone())
+            if row is not None:
+                return await _replayed(row)
+        except (sqlite3.Error, DataError, ValueError) as error:
+            logger.warning("The call of %s at %s cannot be read in the recording %s: %s", tool, key, self.path, error)
+            raise ToolError(ErrorKind.BACKEND_ERROR, "This call cannot be read in the recording.") from error
+        self.unrecorded += 1
+        logger.warning("A call of %s at %s is not in the recording %s", tool, key, self.path)
+        raise ToolError(ErrorKind.BACKEND_ERROR, "This call was not recorded.")
+
+
+async def _replayed(row: tuple[Any, ...]) -> ToolOutput:
+    error, text, image, hits, note, _ = row
+    if error is not None:
+        raise ToolError(ErrorKind(error), text)
+    return await from_row((text, image, hits, note))

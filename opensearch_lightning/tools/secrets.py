@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from typing import Any
 
 from opensearch_lightning.errors import ConfigurationError
 
-# A shorter one could be a word of any text, from which it would be taken out.
-_SHORTEST = 8
+SHORTEST = 8
+"""Characters of a key: a shorter one could be a word of any text, from which it would be taken out."""
 _NAME = re.compile(r"[A-Z_][A-Z0-9_]{2,63}")
+
+
+def keep_out_of_logs(*loggers: str) -> None:
+    """Raise loggers of client libraries, which below that write out headers, to WARNING where no level is set."""
+    for name in loggers:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
 
 
 class MissingKeyError(ConfigurationError):
@@ -45,9 +54,9 @@ class Secret:
         value = os.environ.get(variable, "").strip()
         if not value:
             raise MissingKeyError(f"The environment variable {variable} is not set: export {variable}=… with the key.")
-        if len(value) < _SHORTEST:
+        if len(value) < SHORTEST:
             raise ConfigurationError(
-                f"The key in {variable} has less than {_SHORTEST} characters: for a server without keys, leave out the "
+                f"The key in {variable} has less than {SHORTEST} characters: for a server without keys, leave out the "
                 "name of the variable."
             )
         if not value.isascii() or not value.isprintable():

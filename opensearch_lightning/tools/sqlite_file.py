@@ -29,21 +29,24 @@ class SqliteFile:
         path: the file; folders above it are made. A file system of this machine, for the log needs shared memory.
         tables: SQL that makes what is not there yet.
         name: what the file is, for messages.
+        read_only: nothing is written to the file, which has to be there.
 
     Raises:
         ConfigurationError: the file cannot be used.
     """
 
-    def __init__(self, path: str | Path, tables: str, *, name: str) -> None:
+    def __init__(self, path: str | Path, tables: str, *, name: str, read_only: bool = False) -> None:
         self.path = Path(path)
         self._tables = tables
+        self._read_only = read_only
         self._lock = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
         self._inherited: list[object] = []
         self._process = 0
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not read_only:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
             self._submit(lambda connection: None).result()
         except (OSError, sqlite3.Error) as error:
             raise ConfigurationError(
@@ -86,6 +89,9 @@ class SqliteFile:
             return work(self._connection)
 
     def _connect(self) -> sqlite3.Connection:
+        if self._read_only:
+            address = f"{self.path.absolute().as_uri()}?mode=ro"
+            return sqlite3.connect(address, timeout=_BUSY_SECONDS, check_same_thread=False, uri=True)
         connection = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, check_same_thread=False)
         until = time.monotonic() + _BUSY_SECONDS
         while True:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import math
 import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from typing import Any
 from PIL import Image
 
 from opensearch_lightning.errors import ToolError
+from opensearch_lightning.pictures import as_rgb
 from opensearch_lightning.tools.arguments import image_arguments
 from opensearch_lightning.tools.backends import Backend, BackendPolicy
 from opensearch_lightning.tools.cache import ResultCache, cache_key
@@ -27,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # A search reads its pages side by side, each on a connection to the reader and to the model.
 _FILES_A_CALL = 10
+_MOST_HITS = 2**63
 
 _FAILED = {
     ErrorKind.TIMEOUT: "did not answer",
@@ -140,21 +144,21 @@ async def _attempt(call: CheckedCall, images: ImageBook, timeout_s: float) -> To
         raise unavailable(call.tool.name, ErrorKind.TIMEOUT)
     try:
         output = task.result()
+        if (fault := _fault(output)) is None:
+            return await _usable(output)
     except ToolError as error:
-        raise ToolError(error.kind, encodable(str(error.message)), retry_after_s=error.retry_after_s) from error
+        raise _typed(error) from error
     except BaseException as error:
         logger.warning("The tool %s raised on %s", call.tool.name, dict(call.arguments), exc_info=error)
         raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR) from error
-    if (fault := _fault(output)) is not None:
-        logger.warning("The tool %s returned %s", call.tool.name, fault)
-        raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
-    note = None if output.note is None else encodable(output.note)
-    return replace(output, text=encodable(output.text), note=note)
+    logger.warning("The tool %s returned %s", call.tool.name, fault)
+    raise unavailable(call.tool.name, ErrorKind.BACKEND_ERROR)
 
 
 async def _carry_out(call: CheckedCall, images: ImageBook) -> ToolOutput:
     try:
-        return await call.tool.run(call.arguments, images)
+        # A copy: what a tool does to its arguments is not to be in the next try, nor in the recording.
+        return await call.tool.run(copy.deepcopy(dict(call.arguments)), images)
     except (KeyboardInterrupt, SystemExit) as error:
         # A task hands these on to its loop, whose end would leave every other call waiting.
         raise RuntimeError(f"the tool tried to end the process: {error!r}") from error
@@ -166,9 +170,37 @@ def _fault(output: object) -> str | None:
         return f"{type(output)} instead of a ToolOutput"
     if not isinstance(output.text, str) or not isinstance(output.note, str | None):
         return f"a text of {type(output.text)} with a note of {type(output.note)}"
-    if not isinstance(output.image, Image.Image | None):
+    if output.hits is not None and (type(output.hits) is not int or not 0 <= output.hits < _MOST_HITS):
+        return f"{output.hits!r} hits"
+    if output.image is None:
+        return None
+    if not isinstance(output.image, Image.Image):
         return f"an image of {type(output.image)} instead of a PIL image"
-    return None
+    return None if min(output.image.size) > 0 else f"an image of {output.image.size} pixels"
+
+
+async def _usable(output: ToolOutput) -> ToolOutput:
+    """``output`` with a text that can be written and a picture that is decoded.
+
+    Raises:
+        Exception: what Pillow raises on a picture that is closed, or on a file that is broken.
+    """
+    image = output.image
+    if image is not None and (type(image) is not Image.Image or image.mode != "RGB"):
+        image = await in_thread(partial(as_rgb, image))
+    if image is not None:
+        image.load()
+    note = None if output.note is None else encodable(output.note)
+    return replace(output, text=encodable(output.text), image=image, note=note)
+
+
+def _typed(error: ToolError) -> ToolError:
+    """A tool's error as the closed list and the clock know it."""
+    kind = ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.BACKEND_ERROR
+    wait = error.retry_after_s
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < math.inf:
+        wait = None
+    return ToolError(kind, encodable(str(error.message)), retry_after_s=wait)
 
 
 def unavailable(tool: str, kind: ErrorKind) -> ToolError:

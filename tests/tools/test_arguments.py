@@ -1,5 +1,6 @@
 import json
 import sys
+import time
 
 import pytest
 from PIL import Image
@@ -9,7 +10,7 @@ from opensearch_lightning.tools import ImageBook, offline_tools
 from opensearch_lightning.tools.arguments import check_arguments
 from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, CROP, IMAGE_ID, crop_schema
 from opensearch_lightning.types import ErrorKind
-from tests.tools.fakes import book
+from tests.tools.fakes import book, schema
 
 
 class World:
@@ -194,7 +195,6 @@ TREE = {"type": "object", "properties": {"name": {"type": "string"}, "below": {"
         ({"type": ["string", "null"]}, None, 5, "a must be of type string or null, not 5."),
         ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, [5], "x",
          'a must fit {"anyOf": [{"type": "integer"}, {"type": "array"}]}, not "x".'),
-        ({"type": "string", "pattern": "^[a-z]+$"}, "abc", "A", 'a must fit {"pattern": "^[a-z]+$"}, not "A".'),
         ({"type": "string", "maxLength": 2}, "ab", "abc", 'a must fit {"maxLength": 2}, not "abc".'),
         ({"type": "string", "minLength": 3}, "abc", " a ", "a must have 3 characters or more, not 1."),
         ({"type": "number", "exclusiveMaximum": 3}, 2.5, 3, 'a must fit {"exclusiveMaximum": 3}, not 3.'),
@@ -247,9 +247,7 @@ def test_nothing_is_fetched_for_a_rule(monkeypatch):
     assert tried == []
 
 
-@pytest.mark.parametrize(
-    "rule", [{"type": "string", "pattern": "(?<n"}, {"$ref": "#/$defs/none"}, {"$ref": "#"}], ids=str
-)
+@pytest.mark.parametrize("rule", [{"$ref": "#/$defs/none"}, {"$ref": "#"}], ids=str)
 def test_a_rule_that_cannot_be_applied_is_logged(rule, caplog):
     schema = of_server({"a": {"$ref": "#/properties/a"} if rule == {"$ref": "#"} else rule})
     assert check_arguments(schema, {"a": "x"}, {}, book()).values == {"a": "x"}
@@ -264,3 +262,13 @@ def test_without_jsonschema_only_plain_rules_are_checked(monkeypatch):
     )
     assert check_arguments(schema, {"a": ["x"], "b": 3}, {}, book()).values == {"a": ["x"], "b": 3}
     assert refusal(schema, {"b": "x"}) == 'b must be a whole number, not "x".'
+
+
+def test_no_regular_expression_of_a_schema_holds_up_the_loop():
+    rule = {"type": "string", "pattern": "^(a+)+$"}
+    tool = schema("probe", q=rule)
+    tool["function"]["parameters"] |= {"patternProperties": {"^(b+)+$": {}}, "additionalProperties": False}
+    started = time.monotonic()
+    checked = check_arguments(tool, {"q": "a" * 40 + "!", "b" * 40 + "!": 1}, {}, ImageBook())
+    assert time.monotonic() - started < 2
+    assert checked.values == {"q": "a" * 40 + "!"}

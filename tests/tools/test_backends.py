@@ -214,3 +214,20 @@ def test_a_policy_for_no_tools_backend_is_refused():
         ConfigurationError, match=r"Policies of \['serper'\], which no tool has: choose from \['fakes'\]"
     ):
         ToolExecutor([FakeTool()], backends={"serper": BackendPolicy()})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"retries": 1.5},
+        {"retries": True},
+        {"max_concurrency": 1.5},
+        {"breaker_failures": float("nan")},
+        {"backoff_s": None},
+        {"timeout_s": "5"},
+    ],
+)
+def test_values_of_another_type_are_refused(settings):
+    (name,) = settings
+    with pytest.raises(ConfigurationError, match=f"{name} of a backend is"):
+        BackendPolicy(**settings)

@@ -92,3 +92,59 @@ def test_the_table_is_one_try_a_line():
 def test_what_is_broken(status):
     is_broken = status in ("missing key", "unreachable", "failed")
     assert Check(tool="a", service="b", status=status).is_broken == is_broken
+
+
+class Odd(Probed):
+    def __init__(self, probes, name):
+        super().__init__()
+        self.name = self.backend = name
+        self._made = probes
+
+    def probes(self):
+        return self._made()
+
+
+async def test_one_bad_tool_hides_no_other():
+    def broken():
+        raise RuntimeError("no probes today")
+
+    async def ending():
+        raise SystemExit(3)
+
+    async def stubborn():
+        while True:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.5)
+                return
+
+    tools = [
+        Odd(broken, "raises"),
+        Odd(lambda: None, "none"),
+        Odd(lambda: {"ending": ending}, "ending"),
+        Odd(lambda: {"stubborn": stubborn}, "stubborn"),
+        Odd(lambda: {"good": probe()}, "good"),
+    ]
+    async with asyncio.timeout(10):
+        checks = {check.tool: check for check in await check_tools(tools, timeout_s=0.3)}
+    assert {name: check.status for name, check in checks.items()} == {
+        "raises": Status.FAILED,
+        "none": Status.FAILED,
+        "ending": Status.FAILED,
+        "stubborn": Status.UNREACHABLE,
+        "good": Status.WORKS,
+    }
+    assert "no probes today" in checks["raises"].detail
+
+
+async def test_the_tools_of_one_server_are_tried_once():
+    tries = []
+
+    async def attempt():
+        tries.append(1)
+
+    tools = [Odd(lambda: {"server": attempt}, "a"), Odd(lambda: {"server": attempt}, "b")]
+    tools[1].backend = "a"
+    assert [check.tool for check in await check_tools(tools)] == ["a"]
+    assert len(tries) == 1

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
-from opensearch_lightning.tools.download import Downloader, is_public, retry_after_s
+from opensearch_lightning.tools.download import Downloader, check_public, is_public, retry_after_s
 from opensearch_lightning.types import ErrorKind
 
 HOME = ipaddress.ip_address("127.0.0.1")
@@ -201,10 +201,46 @@ async def test_a_redirect_to_a_file_is_refused(server, get):
         ("::ffff:169.254.169.254", False),
         ("2002:7f00:1::", False),
         ("64:ff9b::7f00:1", False),
+        ("64:ff9b:1::7f00:1", False),
+        ("::127.0.0.1", False),
+        ("::ffff:0:127.0.0.1", False),
+        ("fec0::1", False),
+        ("5f00::1", False),
+        ("168.63.129.16", False),
     ],
 )
 def test_public_addresses(address, public):
     assert is_public(ipaddress.ip_address(address)) is public
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Fri, 01 May 99999999999999999999 12:00:30 GMT",
+        "Fri, 01 May 2026 12:00:30 +99999999999999999999",
+        "soon",
+        "",
+        "1e3",
+    ],
+)
+def test_a_retry_after_that_says_nothing(header):
+    assert retry_after_s(header) is None
+
+
+@pytest.mark.parametrize("url", ["http://x..y/", f"http://{'a' * 70}.example/", "http://[bad"])
+async def test_hosts_that_are_none(url):
+    downloader = Downloader(timeout_s=5)
+    with pytest.raises(ToolError) as caught:
+        await downloader.get(url)
+    await downloader.aclose()
+    assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("host", ["1.1.1.1.1", "256.256.256.256", "\u0663.0.0.1", "[v1.a]"])
+async def test_hosts_that_could_be_read_as_addresses(host):
+    with pytest.raises(ToolError) as caught:
+        await check_public(f"http://{host}/", resolve=False)
+    assert caught.value.kind is ErrorKind.INVALID_ARGUMENT
 
 
 def test_retry_after_is_a_number_or_a_date():

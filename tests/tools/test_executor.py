@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import io
 import threading
 import time
 
@@ -15,6 +16,8 @@ from opensearch_lightning.tools import (
     ImageBook,
     LocalTool,
     Outage,
+    Recorder,
+    ResultCache,
     ToolExecutor,
     ToolMetrics,
     ToolOutput,
@@ -512,3 +515,116 @@ async def test_tools_are_closed_on_their_loop_and_one_that_cannot_stops_no_other
         await executor.aclose()
     assert [tool.closed for tool in tools] == [[True, True], [True, True]]
     assert "could not close" in caplog.text
+
+
+def odd_image(kind):
+    if kind == "truncated":
+        buffer = io.BytesIO()
+        Image.effect_noise((64, 64), 50).save(buffer, "PNG")
+        return Image.open(io.BytesIO(buffer.getvalue()[:-300]))
+    if kind == "closed":
+        image = Image.new("RGB", (4, 4))
+        image.close()
+        return image
+    return Image.new("RGB", (0, 3))
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        *(lambda kind=kind: ToolOutput(image=odd_image(kind)) for kind in ("truncated", "closed", "empty")),
+        lambda: ToolOutput(hits=2**70),
+        lambda: ToolOutput(hits=-1),
+        lambda: ToolOutput(hits=True),
+    ],
+)
+async def test_outputs_that_cannot_be_given_are_one_error(make, output, tmp_path):
+    async def work():
+        return output()
+
+    executor = make(FakeTool(work), recorder=Recorder(tmp_path / "calls.sqlite"), cache=ResultCache(tmp_path / "c.db"))
+    result = await executor.execute(call("fake"), book(), KEY)
+    assert (result.error, result.image) == (ErrorKind.BACKEND_ERROR, None)
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "F", "LAB", "P", "RGBA", "I;16"])
+async def test_pictures_of_any_mode_come_as_rgb(make, mode, tmp_path):
+    async def work():
+        return ToolOutput(image=Image.new(mode, (5, 4)))
+
+    executor = make(FakeTool(work), recorder=Recorder(tmp_path / "calls.sqlite"), cache=ResultCache(tmp_path / "c.db"))
+    result = await executor.execute(call("fake"), book(), KEY)
+    assert (result.error, result.image.mode, result.image.size) == (None, "RGB", (5, 4))
+
+
+class Taking(FakeTool):
+    """Takes its argument out of what it is given, and fails the first time."""
+
+    async def run(self, arguments, images):
+        query = arguments.pop("q")
+        self.runs += 1
+        if self.runs == 1:
+            raise ToolError(ErrorKind.TIMEOUT, "Slow.")
+        return ToolOutput(text=query)
+
+
+async def test_a_tool_that_changes_its_arguments_changes_no_try_and_no_recording(make, tmp_path):
+    path = tmp_path / "calls.sqlite"
+    policy = BackendPolicy(retries=1, backoff_s=0.01)
+    executor = make(Taking(q={"type": "string"}), backends={"fakes": policy}, recorder=Recorder(path))
+    assert (await executor.execute(call("fake", q="x"), book(), KEY)).text == "x"
+    replay = ToolExecutor.replaying(path)
+    assert (await replay.execute(call("fake", q="x"), book(), KEY)).text == "x"
+    await replay.aclose()
+
+
+@pytest.mark.parametrize("kind", ["oops", None, 3])
+async def test_an_error_of_no_kind_is_the_backends(make, kind):
+    result = await make(raising(ToolError(kind, "Hm."))).execute(call("fake"), book(), KEY)
+    assert (result.error, result.text) == (ErrorKind.BACKEND_ERROR, "Error: backend_error. Hm.")
+
+
+@pytest.mark.parametrize("wait", ["5", float("nan"), float("inf"), -1, True])
+async def test_a_wait_that_no_clock_has_is_left_out(make, wait):
+    tool = raising(ToolError(ErrorKind.RATE_LIMITED, "Hm.", retry_after_s=wait))
+    executor = make(tool, backends={"fakes": BackendPolicy(retries=1, backoff_s=0.01)})
+    assert (await executor.execute(call("fake"), book(), KEY)).error is ErrorKind.RATE_LIMITED
+    assert tool.runs == 2
+
+
+class Closing(FakeTool):
+    """Takes a while to close, and may not run meanwhile."""
+
+    closing = False
+
+    async def run(self, arguments, images):
+        assert not self.closing
+        return await super().run(arguments, images)
+
+    async def aclose(self):
+        self.closing = True
+        await asyncio.sleep(0.3)
+        self.closing = False
+
+
+async def test_a_call_made_while_the_tools_close_waits_for_them(make):
+    executor = make(Closing())
+    await executor.execute(call("fake"), book(), KEY)
+    closing = asyncio.create_task(executor.aclose())
+    await asyncio.sleep(0.1)
+    assert (await executor.execute(call("fake"), book(), KEY)).error is None
+    await closing
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backends": {"fakes": {"retries": 1}}}, "give a BackendPolicy"),
+        ({"backends": {"fakes": None}}, "give a BackendPolicy"),
+        ({"timeout_s": "5"}, "timeout_s is '5'"),
+        ({"max_concurrency": 1.5}, "max_concurrency is 1.5"),
+    ],
+)
+def test_settings_of_another_type_are_refused_at_once(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ToolExecutor([FakeTool()], **options)

@@ -138,8 +138,8 @@ async def test_a_server_that_accepts_and_never_answers_holds_up_no_other(make, n
         assert executor.metrics().tools[name].errors == {ErrorKind.TIMEOUT: 1}
 
 
-def in_two_seconds():
-    return format_datetime(datetime.now(UTC) + timedelta(seconds=2), usegmt=True)
+def in_three_seconds():
+    return format_datetime(datetime.now(UTC) + timedelta(seconds=3), usegmt=True)
 
 
 @each_paid_tool
@@ -149,7 +149,7 @@ def in_two_seconds():
         (dict, [0.05, 0.1]),
         (lambda: {"Retry_After": "1"}, [1.0, 1.0]),
         # a date has whole seconds, and is gone at the second retry
-        (lambda: {"Retry_After": in_two_seconds()}, [0.9, 0.1]),
+        (lambda: {"Retry_After": in_three_seconds()}, [0.9, 0.1]),
     ],
     ids=["back-off", "seconds", "date"],
 )

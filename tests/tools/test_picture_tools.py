@@ -297,3 +297,9 @@ def test_diamond_is_found():
     cv2.fillPoly(pixels, [np.array([(20, 70), (70, 20), (120, 70), (70, 120)])], 255)
     corners = order_corners(find_quadrilateral(pixels))
     assert np.abs(corners - [[70, 20], [120, 70], [70, 120], [20, 70]]).max() <= 4
+
+
+@pytest.mark.parametrize("size", [(8200, 100), (1, 8001)])
+def test_an_enlargement_is_no_longer_than_a_picture_may_be(size):
+    with pytest.raises(ToolError, match="too large for scale 4"):
+        super_resolution(Image.new("RGB", size), 4)

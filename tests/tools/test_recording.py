@@ -1,5 +1,7 @@
 import asyncio
+import contextlib
 import logging
+import sqlite3
 
 import pytest
 from PIL import Image
@@ -175,3 +177,27 @@ def test_there_is_no_recording(tmp_path):
     Recorder(tmp_path / "empty.sqlite").close()
     with pytest.raises(DataError, match="holds no tools"):
         Replay(tmp_path / "empty.sqlite")
+
+
+async def test_rows_that_cannot_be_read_are_errors_and_a_foreign_file_is_left_as_it_is(tmp_path):
+    path = tmp_path / "calls.sqlite"
+    asked = (call("fake", picture="img_1"), book(), key())
+    await record(path, drifting(**PICTURE), asked)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE calls SET image = x'00ff'")
+    (result,) = await replay(path, asked)
+    assert (result.error, result.text) == (
+        ErrorKind.BACKEND_ERROR,
+        "Error: backend_error. This call cannot be read in the recording.",
+    )
+    foreign = tmp_path / "foreign.sqlite"
+    with contextlib.closing(sqlite3.connect(foreign)) as connection, connection:
+        connection.execute("CREATE TABLE tools (x TEXT)")
+    before = foreign.read_bytes()
+    (tmp_path / "text.sqlite").write_text("no database at all, but long enough to look into" * 10)
+    for other in (foreign, tmp_path / "text.sqlite"):
+        with pytest.raises(DataError, match="is no recording"):
+            Replay(other)
+    assert foreign.read_bytes() == before
+    with pytest.raises(ConfigurationError, match="is no recording"):
+        ToolExecutor([drifting()], recorder=Recorder(foreign))

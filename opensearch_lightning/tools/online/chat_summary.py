@@ -16,7 +16,7 @@ from opensearch_lightning.tools.backends import Backend, BackendPolicy
 from opensearch_lightning.tools.base_url import base_url as checked_url
 from opensearch_lightning.tools.download import retry_after_s
 from opensearch_lightning.tools.formatting import encodable
-from opensearch_lightning.tools.secrets import Secret
+from opensearch_lightning.tools.secrets import Secret, keep_out_of_logs
 from opensearch_lightning.tools.summary import sentences
 from opensearch_lightning.tools.threads import in_thread
 from opensearch_lightning.types import ErrorKind
@@ -159,6 +159,7 @@ class ChatSummarizer:
 
         from opensearch_lightning.tools.online.bounded_answers import bounded
 
+        keep_out_of_logs("openai", "httpx2", "httpcore2")
         # On aiohttp: the time that httpx spends on its pool grows with the square of the requests under way.
         return openai.AsyncOpenAI(
             base_url=self._address,
@@ -182,7 +183,7 @@ class ChatSummarizer:
         # Before the client's own word for it, which takes a refused connection for one that came too late.
         if _cause(error, aiohttp.ClientConnectorError) is not None:
             return ToolError(ErrorKind.UNREACHABLE, f"The {self.name} cannot be reached.")
-        if isinstance(error, openai.APITimeoutError):
+        if isinstance(error, openai.APITimeoutError) and _cause(error, aiohttp.ServerDisconnectedError) is None:
             return ToolError(ErrorKind.TIMEOUT, f"The {self.name} did not answer in time.")
         if _cause(error, ValueError) is not None or _cause(error, RecursionError) is not None:
             return _no_completion(self.name)

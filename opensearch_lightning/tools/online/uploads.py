@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import os
 import threading
 from collections import OrderedDict
@@ -24,7 +23,7 @@ from opensearch_lightning.tools.backends import BackendPolicy
 from opensearch_lightning.tools.base_url import base_url as checked_url
 from opensearch_lightning.tools.download import retry_after_s
 from opensearch_lightning.tools.online.service import Service
-from opensearch_lightning.tools.secrets import Secret
+from opensearch_lightning.tools.secrets import Secret, keep_out_of_logs
 from opensearch_lightning.tools.single_flight import SingleFlight
 from opensearch_lightning.tools.threads import in_thread
 from opensearch_lightning.types import ErrorKind
@@ -143,7 +142,8 @@ class S3Uploader:
 
         with self._lock:
             if self._client is None:
-                _keep_signatures_out_of_logs()
+                # These write out signed requests, as good as a key to whoever reads the log.
+                keep_out_of_logs("botocore.auth", "botocore.endpoint")
                 config = Config(
                     signature_version="s3v4",
                     connect_timeout=self._timeout_s,
@@ -291,14 +291,6 @@ def _file_name(data: bytes, content_type: str) -> str:
     if content_type not in _ENDINGS:
         raise ValueError(f"The type of a picture to upload is {content_type!r}: give one of {sorted(_ENDINGS)}.")
     return hashlib.sha256(data).hexdigest() + _ENDINGS[content_type]
-
-
-def _keep_signatures_out_of_logs() -> None:
-    """At their lowest level these loggers write out signed requests, as good as a key to whoever reads the log."""
-    for name in ("botocore.auth", "botocore.endpoint"):
-        logger = logging.getLogger(name)
-        if logger.level == logging.NOTSET:
-            logger.setLevel(logging.INFO)
 
 
 class _Redirected(Exception):
