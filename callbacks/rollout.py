@@ -32,7 +32,7 @@ class RolloutGeneration(L.Callback):
         reward: scores each trajectory as it ends.
         group_size: trajectories of one training task.
         fatal_k, fatal_onset, counted_errors: what is fatal; see :class:`~opensearch_lightning.rollout.AgentLoop`.
-        system_prompt, render_tools, max_turns, max_response_tokens: likewise.
+        system_prompt, render_tools, tell_image_sizes, max_turns, max_response_tokens: likewise.
         max_turn_tokens: tokens of one turn.
         temperature, top_p, top_k: of training rollouts.
         val_top_p: of sampled validation rollouts, at the same temperature; ``val_greedy`` batches are greedy.
@@ -51,6 +51,7 @@ class RolloutGeneration(L.Callback):
         counted_errors: Collection[str] = tuple(ErrorKind),
         system_prompt: str = DEFAULT_SYSTEM_PROMPT,
         render_tools: bool = True,
+        tell_image_sizes: bool = False,
         max_turns: int = 50,
         max_response_tokens: int = 70_000,
         max_turn_tokens: int = 8_192,
@@ -74,6 +75,7 @@ class RolloutGeneration(L.Callback):
             executor,
             system_prompt=system_prompt,
             render_tools=render_tools,
+            tell_image_sizes=tell_image_sizes,
             max_turns=max_turns,
             max_response_tokens=max_response_tokens,
             fatal_k=fatal_k,

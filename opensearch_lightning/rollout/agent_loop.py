@@ -77,6 +77,8 @@ class AgentLoop:
         system_prompt: text of the system turn.
         render_tools: put the executor's tool schemas into the system turn, as the chat template does; off for a
             policy that learned its tools from another prompt.
+        tell_image_sizes: begin the question with name and size in pixels of each of its images, as results do for
+            those that tools make; off for a policy that learned from prompts without.
         max_turns: policy turns before the run is cut.
         max_response_tokens: tokens after the prompt, observations included, before the run is cut.
         fatal_k: consecutive errors that are fatal, and equal calls that count as repetition (App. B.1).
@@ -93,6 +95,7 @@ class AgentLoop:
         *,
         system_prompt: str,
         render_tools: bool = True,
+        tell_image_sizes: bool = False,
         max_turns: int = 50,
         max_response_tokens: int = 70_000,
         fatal_k: int = 3,
@@ -114,6 +117,7 @@ class AgentLoop:
         self.executor = executor
         self.renderer = engine.renderer.with_tools(executor.schemas) if render_tools else engine.renderer
         self.system_prompt = system_prompt
+        self.tell_image_sizes = tell_image_sizes
         self.max_turns = max_turns
         self.max_response_tokens = max_response_tokens
         self.fatal_k = fatal_k
@@ -183,8 +187,10 @@ class AgentLoop:
             return self._finish(run, key, stop, sampling)
 
     async def _render_prompt(self, task: Task, pictures: Sequence[Image]) -> Rendered:
+        sizes = [f"img_{i}: {picture.width}x{picture.height} pixels." for i, picture in enumerate(pictures, start=1)]
+        question = "\n".join([*sizes, task.question]) if self.tell_image_sizes else task.question
         try:
-            return await asyncio.to_thread(self.renderer.prompt, self.system_prompt, [*pictures, task.question])
+            return await asyncio.to_thread(self.renderer.prompt, self.system_prompt, [*pictures, question])
         except RenderError as error:
             raise DataError(f"task {task.id} cannot be shown to the policy: {error}") from error
 

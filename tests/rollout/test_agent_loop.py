@@ -114,6 +114,21 @@ def test_the_policy_is_told_of_its_tools_unless_its_prompt_does_so_itself(
     assert "text_search" not in untold
 
 
+def test_the_policy_is_told_the_sizes_of_its_first_images_where_asked(
+    renderer: ChatRenderer, tiny_world: Any, task: Task
+) -> None:
+    sizes = [Image.open(io.BytesIO(encoded)).size for encoded in task.images]
+    lines = [f"img_{i}: {width}x{height} pixels." for i, (width, height) in enumerate(sizes, start=1)]
+    told = renderer.decode(run(renderer, tiny_world, task, [ANSWER], tell_image_sizes=True).token_ids.tolist())
+    assert "\n".join([*lines, task.question]) in told
+    assert (
+        "pixels."
+        not in renderer.decode(run(renderer, tiny_world, task, [ANSWER]).token_ids.tolist())
+        .partition(task.question)[0]
+        .rpartition("<|vision_end|>")[2]
+    )
+
+
 @pytest.mark.parametrize(("onset", "fatal_step"), [("first", 1), ("threshold", 3)])
 def test_three_errors_in_a_row_are_fatal(
     renderer: ChatRenderer, tiny_world: Any, task: Task, onset: Any, fatal_step: int
