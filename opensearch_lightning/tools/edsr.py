@@ -7,9 +7,6 @@ output are treated as OpenCV's ``dnn_superres`` treats them, so that its models 
 from __future__ import annotations
 
 import logging
-import queue
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from PIL import Image
 from opensearch_lightning.errors import ConfigurationError, ToolError, one_line
 from opensearch_lightning.tools import tensorflow_file
 from opensearch_lightning.tools.protocol import ToolOutput
+from opensearch_lightning.tools.text_lines import EnginePool
 from opensearch_lightning.types import ErrorKind
 
 logger = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ class EDSR:
         self._workers = workers
         self._scale = scale
         # A network of OpenCV holds the state of its run: one thread at a time.
-        self._idle: queue.LifoQueue[_Network] | None = None
+        self._networks: EnginePool[_Network] | None = None
         if not self._path.is_file():
             logger.warning("There is no file %s: super_resolution will return pictures as they are.", self._path)
             return
@@ -86,9 +84,7 @@ class EDSR:
         if scale is not None and scale != found:
             raise ConfigurationError(f"scale is {scale}, and the network of {self._path} enlarges {found}x: set that.")
         self._scale = found
-        self._idle = queue.LifoQueue()
-        for network in networks:
-            self._idle.put(network)
+        self._networks = EnginePool(networks.pop, workers)
 
     @property
     def scale(self) -> int | None:
@@ -110,12 +106,12 @@ class EDSR:
             ToolError: ``invalid_argument`` when the result, or what the network makes on the way, would pass
                 ``max_pixels``.
         """
-        if self._idle is None or self._scale is None:
+        if self._networks is None or self._scale is None:
             return ToolOutput(image=image, note="The super-resolution model is not there: the image is unchanged.")
         if image.width * image.height * max(scale, self._scale) ** 2 > self._max_pixels:
             message = f"An image of {image.width}x{image.height} pixels is too large for scale {scale}; crop it first."
             raise ToolError(ErrorKind.INVALID_ARGUMENT, message)
-        with self._turn() as network:
+        with self._networks.engine() as network:
             pixels = self._tiled(network, np.asarray(image), self._scale)
         note = None
         if scale != self._scale:
@@ -124,15 +120,6 @@ class EDSR:
             pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA if smaller else cv2.INTER_CUBIC)
             note = f"The model enlarges {self._scale}x; its result was resized to {scale}x."
         return ToolOutput(text=f"Enlarged {scale}x by EDSR.", image=Image.fromarray(pixels), note=note)
-
-    @contextmanager
-    def _turn(self) -> Iterator[_Network]:
-        assert self._idle is not None
-        network = self._idle.get()
-        try:
-            yield network
-        finally:
-            self._idle.put(network)
 
     def _tiled(self, network: _Network, pixels: Array, scale: int) -> Array:
         height, width = pixels.shape[:2]

@@ -11,32 +11,20 @@ from aiohttp import web
 from opensearch_lightning.errors import ConfigurationError, ToolError
 from opensearch_lightning.tools.download import Downloader, check_public, is_public, retry_after_s
 from opensearch_lightning.types import ErrorKind
+from tests.tools.loopback import LoopbackServer
 
 HOME = ipaddress.ip_address("127.0.0.1")
 
 
-class Server:
+class Server(LoopbackServer):
     """Answers by path; notes the paths that were asked for."""
 
     def __init__(self):
         self.asked = []
 
-    async def __aenter__(self):
-        app = web.Application()
-        app.router.add_route("GET", "/{name:.*}", self._answer)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
-
-    async def _answer(self, request):
-        name = request.match_info["name"]
+    async def handle(self, request):
+        assert request.method == "GET"
+        name = request.match_info["path"]
         self.asked.append(name)
         match name:
             case "page":

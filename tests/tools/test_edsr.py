@@ -135,9 +135,8 @@ def test_tiles_join_to_the_whole(tmp_path):
 
 def test_tiles_are_bounded(tmp_path, monkeypatch):
     edsr = EDSR(write_onnx(tmp_path / "x.onnx"), tile=20, overlap=4)
-    network = edsr._idle.get()
-    edsr._idle.put(network)
-    seen, enlarge = [], network.enlarge
+    with edsr._networks.engine() as network:
+        seen, enlarge = [], network.enlarge
     monkeypatch.setattr(network, "enlarge", lambda pixels, scale: seen.append(pixels.shape) or enlarge(pixels, scale))
     edsr.enlarge(noise(100, 25), 2)
     assert {shape[:2] for shape in seen} == {(25, 28)}

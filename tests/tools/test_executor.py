@@ -26,19 +26,6 @@ from opensearch_lightning.types import Action, ErrorKind
 from tests.tools.fakes import KEY, FakeTool, Heartbeat, book, call, schema
 
 
-@pytest.fixture
-async def make():
-    made = []
-
-    def build(*tools, **options):
-        made.append(ToolExecutor(tools, **options))
-        return made[-1]
-
-    yield build
-    for executor in made:
-        await executor.aclose()
-
-
 def raising(error):
     async def work():
         raise error

@@ -25,6 +25,7 @@ from opensearch_lightning.tools.online.web_search import WebSearch
 from opensearch_lightning.tools.picture_tools import perspective_correct
 from opensearch_lightning.types import INFRASTRUCTURE_ERRORS, ErrorKind
 from tests.tools.fakes import KEY, FakeTool, book, call
+from tests.tools.loopback import LoopbackServer
 from tests.tools.online.servers import SERPER_KEY, InTurn, SerperServer
 from tests.tools.online.test_paddlex import PaddleX
 
@@ -55,28 +56,17 @@ class Listener:
         writer.close()
 
 
-class Refusing:
+class Refusing(LoopbackServer):
     """Answers every request the same way; ``times`` are those of the requests."""
+
+    client_max_size = 2**24
 
     def __init__(self, status, **headers):
         self.status = status
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
         self.times = []
 
-    async def __aenter__(self):
-        app = web.Application(client_max_size=2**24)
-        app.router.add_route("*", "/{rest:.*}", self._answer)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
-
-    async def _answer(self, request):
+    async def handle(self, request):
         self.times.append(time.monotonic())
         return web.Response(status=self.status, headers=self.headers)
 
@@ -84,19 +74,6 @@ class Refusing:
 @pytest.fixture(autouse=True)
 def keys(monkeypatch):
     monkeypatch.setenv("SERPER_API_KEY", SERPER_KEY)
-
-
-@pytest.fixture
-async def make():
-    made = []
-
-    def build(*tools, **options):
-        made.append(ToolExecutor(tools, **options))
-        return made[-1]
-
-    yield build
-    for executor in made:
-        await executor.aclose()
 
 
 def web_search(url, **options):

@@ -90,19 +90,6 @@ def executor(tools, listed, request):
     return request.getfixturevalue("shared") if tools is listed else ToolExecutor(tools, timeout_s=20)
 
 
-@pytest.fixture
-async def make():
-    made = []
-
-    def build(*tools, **options):
-        made.append(ToolExecutor(tools, **options))
-        return made[-1]
-
-    yield build
-    for executor in made:
-        await executor.aclose()
-
-
 async def ask(executor, name, /, images=None, **arguments):
     result = await executor.execute(call(name, **arguments), images or book(), KEY)
     return result.error, result.text

@@ -10,7 +10,7 @@ import io
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from PIL import Image
 
@@ -152,9 +152,12 @@ class SerperLens:
         assert self._uploader is not None
         data = png_bytes(Image.new("RGB", (16, 16), "teal"))
         address = await self._uploader.upload(data, "image/png")
-        published = Service("The address of an uploaded image", address, max_bytes=len(data))
+        parts = urlsplit(address)
+        path = urlunsplit(("", "", parts.path, parts.query, ""))
+        origin = f"{parts.scheme}://{parts.netloc}"
+        published = Service("The address of an uploaded image", origin, max_bytes=len(data))
         try:
-            fetched = await published.fetch("GET")
+            fetched = await published.fetch("GET", path)
         finally:
             await published.aclose()
         if fetched != data:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from opensearch_lightning.tools.threads import LoopThread
+from tests.tools.loopback import LoopbackServer
 
 KEY = "k-0123456789abcdef-serper"
 TOKEN = "t-0123456789abcdef-files"
@@ -19,7 +20,7 @@ RESULT = {
 }
 
 
-class Server:
+class Server(LoopbackServer):
     """A server on loopback; ``mode`` is how it misbehaves, ``None`` for not at all."""
 
     def __init__(self):
@@ -27,21 +28,7 @@ class Server:
         self.hold_s = 30.0
         self.arrived = asyncio.Event()
 
-    async def __aenter__(self):
-        app = web.Application(client_max_size=50_000_000)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
-
-    async def _handle(self, request):
+    async def handle(self, request):
         answer = await self.answer(request)
         self.arrived.set()
         match self.mode:

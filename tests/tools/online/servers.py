@@ -11,6 +11,8 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from tests.tools.loopback import LoopbackServer
+
 SERPER_KEY = "serper-key-4f1c9a"
 JINA_KEY = "jina_key_77b2e0"
 CHAT_KEY = "sk-chat-key-93ad51"
@@ -26,10 +28,14 @@ class InTurn(list):
     """Faults of one request after another; then there are none."""
 
 
-class Server:
+class Server(LoopbackServer):
     """Listens on loopback; ``asked`` are the requests it understood, ``open`` those it has not yet answered."""
 
     path = "/{rest:.*}"
+
+    client_max_size = 1024**2
+    # A handler ends when its client goes away.
+    handler_cancellation = True
 
     def __init__(self):
         self.asked = []
@@ -40,21 +46,6 @@ class Server:
         self.idle = asyncio.Event()
         self.idle.set()
         self.refused = []
-
-    async def __aenter__(self):
-        app = web.Application()
-        app.router.add_route("*", "/{rest:.*}", self._serve)
-        # A handler ends when its client goes away.
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
 
     async def all_closed(self):
         """Waits until no request is open."""
@@ -72,7 +63,7 @@ class Server:
             while self.connections:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    async def _serve(self, request):
+    async def handle(self, request):
         self.open += 1
         self.busy.set()
         self.idle.clear()

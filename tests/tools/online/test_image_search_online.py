@@ -7,6 +7,7 @@ import logging
 
 import numpy as np
 import pytest
+from aiohttp import web
 from PIL import Image
 
 from opensearch_lightning.errors import ConfigurationError, ToolError
@@ -17,7 +18,7 @@ from opensearch_lightning.tools.secrets import MissingKeyError
 from opensearch_lightning.types import ErrorKind
 from tests.tools.fakes import KEY as CALL
 from tests.tools.fakes import book, call
-from tests.tools.online.lens_servers import KEY, RESULT, TOKEN, FileServer, LensServer, in_background
+from tests.tools.online.lens_servers import KEY, RESULT, TOKEN, FileServer, LensServer, Server, in_background
 
 PUBLIC = "https://pictures.example.org/lighthouse.jpg"
 SIGNATURE = "0123456789abcdef0123456789abcdef"
@@ -491,3 +492,23 @@ def test_a_book_knows_the_addresses_that_came_with_images():
     with pytest.raises(ToolError, match="img_3") as caught:
         images.url("img_3")
     assert caught.value.kind is ErrorKind.UNKNOWN_IMAGE
+
+
+class SignedFiles(Server):
+    """Shows what was uploaded to whoever has the signature; an uploader by itself."""
+
+    async def upload(self, data, content_type):
+        self.data = data
+        return f"{self.url}/bucket/a%20picture.png?X-Amz-Signature=abc%2Fdef&X-Amz-Expires=60"
+
+    async def aclose(self):
+        pass
+
+    async def answer(self, request):
+        fits = request.path_qs == "/bucket/a%20picture.png?X-Amz-Signature=abc/def&X-Amz-Expires=60"
+        return web.Response(body=self.data) if fits else web.Response(status=404)
+
+
+async def test_the_probe_of_an_uploader_reads_a_signed_address(server, lens):
+    async with SignedFiles() as files:
+        await lens(uploader=files).probes()["uploader"]()

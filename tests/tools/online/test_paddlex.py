@@ -16,6 +16,7 @@ from opensearch_lightning.tools.protocol import ClosableTool, Tool
 from opensearch_lightning.tools.secrets import MissingKeyError
 from opensearch_lightning.types import ErrorKind
 from tests.tools.fakes import KEY, book, call
+from tests.tools.loopback import LoopbackServer
 
 FIELDS = {
     "file": str,
@@ -56,8 +57,10 @@ def failure(status, code=None):
     return web.json_response(body, status=status)
 
 
-class PaddleX:
+class PaddleX(LoopbackServer):
     """Answers as the documents say, or as ``behave`` does; keeps the bodies that it was sent."""
+
+    client_max_size = 2**24
 
     def __init__(self, behave=None, token=None):
         self.behave = behave
@@ -65,20 +68,9 @@ class PaddleX:
         self.bodies = []
         self.answer = answer()
 
-    async def __aenter__(self):
-        app = web.Application(client_max_size=2**24)
-        app.router.add_post("/layout-parsing", self._parse)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_):
-        await self._runner.cleanup()
-
-    async def _parse(self, request):
+    async def handle(self, request):
+        if (request.method, request.path) != ("POST", "/layout-parsing"):
+            return web.Response(status=404)
         if request.content_type != "application/json":
             return failure(422)
         if self.token is not None and request.headers.get("Authorization") != f"token {self.token}":
