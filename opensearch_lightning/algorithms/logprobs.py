@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from opensearch_lightning.algorithms.tiled_logprobs import TiledLogprobs, TilePlan, impossible
 from opensearch_lightning.errors import ConfigurationError
 
 
@@ -23,35 +23,78 @@ def token_logprobs(
     chunk_size: int = 4096,
     *,
     with_entropy: bool = True,
+    forbidden_ids: Tensor | None = None,
+    compute_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target, and entropy of each distribution, ``softmax(W·h / temperature)``.
 
-    Positions are taken in chunks. With more than one chunk, each is computed again for its backward pass, so that at
-    no time more than ``[chunk_size, V]`` is held.
+    With a matrix, logits are computed in tiles, in at least float32 and outside of autocast, and once more for the
+    gradients, which are accumulated in the same type and returned in that of the inputs. With a module, positions are
+    taken in chunks; of more than one chunk, each is computed again for its backward pass.
 
     Args:
         hidden_NH: last hidden states, any floating type.
-        weight_VH: output matrix, or the module that applies it (a sharded module must be called to be gathered).
+        weight_VH: output matrix, or the module that applies it (a sharded module must be called to be gathered, and a
+            module may compute in a type of its own).
         targets_N: int64 ids.
         temperature: divides the logits; that of sampling, for the distribution that was sampled from.
-        chunk_size: most positions at a time.
+        chunk_size: most positions at a time: at most ``[chunk_size, V]`` logits are held.
         with_entropy: whether to compute the entropy, in nats.
+        forbidden_ids: int64 ids taken out of the distribution: their probability and the gradient of their logits are
+            0. A target among them has a log-probability of about the smallest number of its type, not of minus
+            infinity, so that a mask can still take it away.
+        compute_dtype: type of the logits that a matrix makes, if not the widest of the inputs' types.
 
     Returns:
-        ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``; at least float32, with gradient.
+        ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``; at least float32, with gradient. They can be
+        differentiated once.
 
     Raises:
-        ConfigurationError: if the temperature or the chunk size is not positive.
+        ConfigurationError: if the temperature or the chunk size is not positive, or, with a matrix, a target or a
+            forbidden id is not one of its rows.
     """
     if temperature <= 0 or chunk_size < 1:
         raise ConfigurationError(
             f"temperature={temperature} and chunk_size={chunk_size} must be positive; greedy decoding has no "
             "distribution to train on, use temperature=1.0"
         )
+    if not isinstance(weight_VH, Tensor):
+        return _by_module(hidden_NH, weight_VH, targets_N, temperature, chunk_size, with_entropy, forbidden_ids)
+    _check_ids("target", targets_N, len(weight_VH))
+    if forbidden_ids is not None:
+        _check_ids("forbidden id", forbidden_ids, len(weight_VH))
+    inputs_dtype = torch.promote_types(hidden_NH.dtype, weight_VH.dtype)
+    plan = TilePlan.for_device(
+        hidden_NH.device,
+        temperature=temperature,
+        chunk_size=chunk_size,
+        dtype=torch.promote_types(compute_dtype or inputs_dtype, torch.float32),
+        with_entropy=with_entropy,
+        forbidden=forbidden_ids,
+    )
+    return TiledLogprobs.apply(hidden_NH, weight_VH, targets_N, plan)
 
+
+def _check_ids(what: str, ids: Tensor, vocabulary: int) -> None:
+    outside = (ids < 0) | (ids >= vocabulary)
+    if bool(outside.any()):
+        raise ConfigurationError(
+            f"{what} {int(ids[outside][0])} is not a row of an output matrix of {vocabulary} tokens: leave out "
+            "positions without a target, and give the model and the tokenizer of one checkpoint"
+        )
+
+
+def _by_module(
+    hidden_NH: Tensor,
+    module: Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    temperature: float,
+    chunk_size: int,
+    with_entropy: bool,
+    forbidden_ids: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
     def head(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        logits = weight_VH(hidden) if callable(weight_VH) else linear(hidden, weight_VH)
-        return _of_logits(logits, targets, temperature, with_entropy)
+        return _of_logits(module(hidden), targets, temperature, with_entropy, forbidden_ids)
 
     if len(targets_N) <= chunk_size:
         return head(hidden_NH, targets_N)
@@ -64,10 +107,12 @@ def token_logprobs(
 
 
 def _of_logits(
-    logits_NV: Tensor, targets_N: Tensor, temperature: float, with_entropy: bool
+    logits_NV: Tensor, targets_N: Tensor, temperature: float, with_entropy: bool, forbidden_ids: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     # Half-precision sums over a vocabulary lose the ratio of two policies: at least float32 from here on.
     scaled = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
+    if forbidden_ids is not None:
+        scaled = scaled.index_fill(-1, forbidden_ids, impossible(scaled.dtype))
     # Less the largest: the logarithm of a sure token is the small difference of two large numbers.
     scaled = scaled - scaled.detach().amax(-1, keepdim=True)
     normalizer_N = scaled.logsumexp(-1)

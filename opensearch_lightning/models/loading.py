@@ -33,7 +33,7 @@ def load_policy(
         head_dtype: type in which the output layer computes, ``"float32"`` or ``"float64"``; ``None`` for the type of
             its weights, which stay as they are. Engine and trainer batch differently and so round differently; one
             precision more in this layer brings their log-probabilities closer (as in MiniMax-M1, arXiv 2506.13585).
-            The matrix is converted at each call, so a large vocabulary needs room for a second one.
+            Sampling converts the matrix at each call, so a large vocabulary needs room for a second one.
 
     Raises:
         ConfigurationError: if there is no checkpoint at ``path``, or the output layer cannot compute in that type.
@@ -46,22 +46,23 @@ def load_policy(
     )
     policy.model.visual.requires_grad_(train_vision)
     if head_dtype is not None:
-        policy.lm_head = _OutputLayer(policy.lm_head, getattr(torch, head_dtype))
+        policy.lm_head = OutputLayer(policy.lm_head, getattr(torch, head_dtype))
     return policy
 
 
-class _OutputLayer(nn.Linear):
+class OutputLayer(nn.Linear):
     """An output layer that computes in another type than its weight, which it shares with ``layer``."""
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
         super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
         self.weight = layer.weight
-        self._dtype = dtype
+        self.compute_dtype = dtype
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """Logits in ``compute_dtype``."""
         # autocast would take the precision away again, and the engine runs outside of it
         with torch.autocast(hidden.device.type, enabled=False):
-            return linear(hidden.to(self._dtype), self.weight.to(self._dtype))
+            return linear(hidden.to(self.compute_dtype), self.weight.to(self.compute_dtype))
 
 
 def load_processor(path: str | Path) -> Any:

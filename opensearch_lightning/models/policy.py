@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opensearch_lightning.algorithms.logprobs import token_logprobs
 from opensearch_lightning.chat.collate import ModelBatch
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.models.output_layer import output_layer_logprobs
 
 
 def forbidden_token_ids(config: Any) -> tuple[int, ...]:
@@ -70,19 +70,14 @@ def policy_logprobs(
         hidden_BTH = hidden_BTH + _zero_from_vision(model)
     asked = mask_BT[:, 1:]
     forbidden = torch.tensor(forbidden_token_ids(model.config), device=hidden_BTH.device)
-
-    def head(hidden_NH: Tensor) -> Tensor:
-        logits = model.lm_head(hidden_NH)
-        # not -inf: the entropy multiplies logits by probabilities, and 0 · inf is not 0
-        return logits.index_fill(-1, forbidden, torch.finfo(logits.dtype).min / 4)
-
-    logprobs_N, entropy_N = token_logprobs(
+    logprobs_N, entropy_N = output_layer_logprobs(
+        model.lm_head,
         hidden_BTH[:, :-1][asked],
-        head,
         batch.input_ids[:, 1:][asked],
-        temperature,
-        chunk_size,
+        temperature=temperature,
+        chunk_size=chunk_size,
         with_entropy=with_entropy,
+        forbidden_ids=forbidden,
     )
     return _spread(logprobs_N, mask_BT), None if entropy_N is None else _spread(entropy_N, mask_BT)
 

@@ -1,0 +1,70 @@
+"""From last hidden states to log-probabilities, through a policy's own output layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from opensearch_lightning.algorithms.logprobs import token_logprobs
+from opensearch_lightning.models.loading import OutputLayer
+
+
+def output_layer_logprobs(
+    layer: nn.Module,
+    hidden_NH: Tensor,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int = 1024,
+    with_entropy: bool = False,
+    forbidden_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`~opensearch_lightning.algorithms.token_logprobs` of an output layer, by the quicker way that it allows.
+
+    A plain linear layer is its matrix, and needs no logits but a tile's. Any other layer is called: one whose matrix is
+    sharded (ZeRO-3, FSDP), which gathers it only then; one with hooks, which want to see the logits; one with a bias
+    or an adapter.
+
+    Args:
+        layer: output layer, as ``model.lm_head``.
+        hidden_NH: last hidden states.
+        targets_N: int64 ids.
+        temperature: divides the logits.
+        chunk_size: most positions at a time.
+        with_entropy: whether to compute the entropy, in nats.
+        forbidden_ids: int64 ids taken out of the distribution.
+
+    Returns:
+        ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``.
+
+    Raises:
+        ConfigurationError: as ``token_logprobs``.
+    """
+    weight_VH = _matrix(layer)
+    return token_logprobs(
+        hidden_NH,
+        layer if weight_VH is None else weight_VH,
+        targets_N,
+        temperature,
+        chunk_size,
+        with_entropy=with_entropy,
+        forbidden_ids=forbidden_ids,
+        compute_dtype=layer.compute_dtype if isinstance(layer, OutputLayer) else None,
+    )
+
+
+def _matrix(layer: nn.Module) -> Tensor | None:
+    """The matrix that is all there is to ``layer``, or ``None``."""
+    # By type, not by isinstance: adapters and quantised layers are subclasses that compute something else.
+    if type(layer) not in (nn.Linear, OutputLayer) or layer.bias is not None or _has_hooks(layer):
+        return None
+    weight = layer.weight
+    whole = tuple(weight.shape) == (layer.out_features, layer.in_features)
+    sharded = hasattr(weight, "ds_id") or type(weight) not in (nn.Parameter, torch.Tensor)
+    return weight if whole and not sharded else None
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return any(
+        (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks),
+    )
