@@ -3,6 +3,7 @@
 from opensearch_lightning.chat.actions import CallLike, format_action, parse_action
 from opensearch_lightning.chat.collate import ModelBatch, TokenSequence, collate
 from opensearch_lightning.chat.images import ImageSource
+from opensearch_lightning.chat.packing import PackedBatch, Segment, pack, plan_packs
 from opensearch_lightning.chat.positions import mrope_positions
 from opensearch_lightning.chat.records import (
     AssistantTurn,
@@ -23,8 +24,10 @@ __all__ = [
     "ImageSource",
     "ModelBatch",
     "ObservationTurn",
+    "PackedBatch",
     "Part",
     "Rendered",
+    "Segment",
     "TokenSequence",
     "TokenizedSample",
     "Turn",
@@ -32,5 +35,7 @@ __all__ = [
     "collate",
     "format_action",
     "mrope_positions",
+    "pack",
     "parse_action",
+    "plan_packs",
 ]

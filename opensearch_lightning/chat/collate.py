@@ -6,8 +6,8 @@ Shapes: ``B`` sequences, ``T`` tokens of the longest, ``P`` image patches of all
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ from torch import Tensor
 from opensearch_lightning.chat.positions import mrope_positions
 from opensearch_lightning.errors import DataError
 from opensearch_lightning.types import ImageInput
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Record = TypeVar("Record", bound="DataclassInstance")
 
 
 class TokenSequence(Protocol):
@@ -49,18 +54,7 @@ class ModelBatch:
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> ModelBatch:
         """The batch on ``device``."""
-
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
-
-        return ModelBatch(
-            input_ids=move(self.input_ids),
-            position_ids=move(self.position_ids),
-            step_ids=move(self.step_ids),
-            valid=move(self.valid),
-            pixel_values=None if self.pixel_values is None else move(self.pixel_values),
-            image_grid_thw=None if self.image_grid_thw is None else move(self.image_grid_thw),
-        )
+        return moved(self, device, non_blocking=non_blocking)
 
 
 def collate(samples: Sequence[TokenSequence], *, pad_id: int, image_token_id: int, merge_size: int) -> ModelBatch:
@@ -76,18 +70,12 @@ def collate(samples: Sequence[TokenSequence], *, pad_id: int, image_token_id: in
         DataError: if there is no sample, or one whose step ids are not as many as its tokens.
         RenderError: if the image pads of a sample are not those of its images.
     """
-    if not samples:
-        raise DataError("no sample to collate: give at least one")
-    lengths = [len(sample.token_ids) for sample in samples]
-    shape = (len(samples), max(lengths))
-    input_ids = torch.full(shape, pad_id, dtype=torch.long)
-    step_ids = torch.full(shape, -1, dtype=torch.long)
-    position_ids = torch.zeros(3, *shape, dtype=torch.long)
-    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
-        if len(sample.step_ids) != length:
-            raise DataError(f"sample {row} has {length} tokens but {len(sample.step_ids)} step ids: give one a token")
+    step_ids, valid = step_table(samples)
+    input_ids = torch.full(step_ids.shape, pad_id, dtype=torch.long)
+    position_ids = torch.zeros(3, *step_ids.shape, dtype=torch.long)
+    for row, sample in enumerate(samples):
+        length = len(sample.token_ids)
         input_ids[row, :length] = sample.token_ids
-        step_ids[row, :length] = sample.step_ids
         grids = [image.grid_thw for image in sample.images]
         positions, _ = mrope_positions(sample.token_ids, grids, image_token_id=image_token_id, merge_size=merge_size)
         position_ids[:, row, :length] = positions
@@ -96,7 +84,41 @@ def collate(samples: Sequence[TokenSequence], *, pad_id: int, image_token_id: in
         input_ids=input_ids,
         position_ids=position_ids,
         step_ids=step_ids,
-        valid=torch.arange(shape[1]) < torch.tensor(lengths)[:, None],
-        pixel_values=torch.cat([image.pixel_values for image in images]) if images else None,
-        image_grid_thw=torch.tensor([image.grid_thw for image in images]) if images else None,
+        valid=valid,
+        **joined(images),
     )
+
+
+def step_table(samples: Sequence[TokenSequence]) -> tuple[Tensor, Tensor]:
+    """Step ids ``[B, T]`` of the samples, −1 behind their ends, and the mask ``[B, T]`` of their tokens.
+
+    Raises:
+        DataError: if there is no sample, or one whose step ids are not as many as its tokens.
+    """
+    if not samples:
+        raise DataError("no sample to collate: give at least one")
+    lengths = [len(sample.token_ids) for sample in samples]
+    step_ids = torch.full((len(samples), max(lengths)), -1, dtype=torch.long)
+    for row, (sample, length) in enumerate(zip(samples, lengths, strict=True)):
+        if len(sample.step_ids) != length:
+            raise DataError(f"sample {row} has {length} tokens but {len(sample.step_ids)} step ids: give one a token")
+        step_ids[row, :length] = sample.step_ids
+    return step_ids, torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def joined(images: Sequence[ImageInput]) -> dict[str, Tensor | None]:
+    """The images as the fields ``pixel_values`` ``[P, D]`` and ``image_grid_thw`` ``[images, 3]`` of a batch."""
+    return {
+        "pixel_values": torch.cat([image.pixel_values for image in images]) if images else None,
+        "image_grid_thw": torch.tensor([image.grid_thw for image in images]) if images else None,
+    }
+
+
+def moved(record: Record, device: torch.device | str, *, non_blocking: bool = False) -> Record:
+    """A copy of a dataclass whose tensors lie on ``device``."""
+    tensors = {
+        field.name: value.to(device, non_blocking=non_blocking)
+        for field in fields(record)
+        if isinstance(value := getattr(record, field.name), Tensor)
+    }
+    return replace(record, **tensors)

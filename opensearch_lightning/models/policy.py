@@ -1,6 +1,7 @@
 """The policy's log-probabilities of a batch of trajectories.
 
-Shapes: ``B`` sequences, ``T`` tokens, ``N`` positions asked for, ``H`` hidden values.
+Shapes: ``B`` sequences, ``T`` tokens, ``R`` rows of tokens as the model reads them, ``L`` tokens of a row, ``N``
+positions asked for, ``H`` hidden values.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from opensearch_lightning.chat.collate import ModelBatch
+from opensearch_lightning.chat.packing import PackedBatch
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.models.attention import attend_by_segment
 from opensearch_lightning.models.output_layer import output_layer_logprobs
 
 
@@ -29,7 +32,7 @@ def forbidden_token_ids(config: Any) -> tuple[int, ...]:
 
 def policy_logprobs(
     model: Any,
-    batch: ModelBatch,
+    batch: ModelBatch | PackedBatch,
     mask_BT: Tensor,
     *,
     temperature: float = 1.0,
@@ -38,13 +41,14 @@ def policy_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each token of the mask, given the tokens before it.
 
-    Only the positions asked for pass through the output layer. The batch is padded on the right, so causal attention
-    alone keeps padding out. A batch without images takes part in the gradient of the vision tower with zeros, as data
-    parallel training needs every parameter in every backward pass.
+    Only the positions asked for pass through the output layer. A padded batch is padded on the right, so causal
+    attention alone keeps padding out; in a packed one, each segment attends to its parent and itself. A batch without
+    images takes part in the gradient of the vision tower with zeros, as data parallel training needs every parameter
+    in every backward pass.
 
     Args:
         model: a ``Qwen3VLForConditionalGeneration``.
-        batch: on the model's device.
+        batch: on the model's device, padded or packed; the result is the same.
         mask_BT: bool; which tokens to score. The first of a sequence has nothing before it and cannot be.
         temperature: divides the logits; the one the tokens were sampled with.
         with_entropy: whether to return the entropy, in nats, of the distribution at each of these tokens.
@@ -54,32 +58,50 @@ def policy_logprobs(
         ``[B, T]`` log-probabilities, and ``[B, T]`` entropies or ``None``; at least float32, 0 outside the mask.
 
     Raises:
-        ConfigurationError: if the mask asks for the first token of a sequence.
+        ConfigurationError: if the mask asks for the first token of a sequence or for padding, or the batch is packed
+            and the model's attention cannot be kept inside of segments.
     """
     mask_BT = mask_BT.bool()
     if bool(mask_BT[:, 0].any()):
         raise ConfigurationError("the mask asks for token 0 of a sequence, which nothing precedes: start it at token 1")
-    hidden_BTH = model.model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        pixel_values=batch.pixel_values,
-        image_grid_thw=batch.image_grid_thw,
-        use_cache=False,
-    ).last_hidden_state
+    if bool((mask_BT & ~batch.valid).any()):
+        raise ConfigurationError("the mask asks for padding, which has no log-probability: leave it out (batch.valid)")
+    hidden_RLH = _hidden(model, batch)
     if batch.pixel_values is None and torch.is_grad_enabled():
-        hidden_BTH = hidden_BTH + _zero_from_vision(model)
+        hidden_RLH = hidden_RLH + _zero_from_vision(model)
+    if isinstance(batch, PackedBatch):
+        index_BT = batch.index_BT
+    else:
+        index_BT = torch.arange(mask_BT.numel(), device=mask_BT.device).view(mask_BT.shape)
     asked = mask_BT[:, 1:]
-    forbidden = torch.tensor(forbidden_token_ids(model.config), device=hidden_BTH.device)
+    before_N, asked_N = index_BT[:, :-1][asked], index_BT[:, 1:][asked]
+    forbidden = torch.tensor(forbidden_token_ids(model.config), device=hidden_RLH.device)
     logprobs_N, entropy_N = output_layer_logprobs(
         model.lm_head,
-        hidden_BTH[:, :-1][asked],
-        batch.input_ids[:, 1:][asked],
+        hidden_RLH.flatten(0, 1).index_select(0, before_N),
+        batch.input_ids.flatten()[asked_N],
         temperature=temperature,
         chunk_size=chunk_size,
         with_entropy=with_entropy,
         forbidden_ids=forbidden,
     )
     return _spread(logprobs_N, mask_BT), None if entropy_N is None else _spread(entropy_N, mask_BT)
+
+
+def _hidden(model: Any, batch: ModelBatch | PackedBatch) -> Tensor:
+    """Last hidden states ``[R, L, H]`` of the rows of ``batch.input_ids``."""
+    if isinstance(batch, ModelBatch):
+        inputs: dict[str, Any] = {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_thw}
+    else:
+        attend_by_segment(model)
+        inputs = {"segments": batch.segments}
+        if batch.pixel_values is not None:
+            # called apart, as the model would hand the segments to the vision tower too
+            images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
+            inputs["mm_encoder_outputs"] = {"image": images}
+    outputs = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **inputs)
+    hidden: Tensor = outputs.last_hidden_state
+    return hidden
 
 
 def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
