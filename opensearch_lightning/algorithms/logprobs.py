@@ -5,6 +5,7 @@ Shapes: ``N`` positions, ``H`` hidden values, ``V`` tokens of the vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -25,6 +26,7 @@ def token_logprobs(
     with_entropy: bool = True,
     forbidden_ids: Tensor | None = None,
     compute_dtype: torch.dtype | None = None,
+    n_chunks: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each target, and entropy of each distribution, ``softmax(W·h / temperature)``.
 
@@ -44,6 +46,8 @@ def token_logprobs(
             0. A target among them has a log-probability of about the smallest number of its type, not of minus
             infinity, so that a mask can still take it away.
         compute_dtype: type of the logits that a matrix makes, if not the widest of the inputs' types.
+        n_chunks: chunks that a module is called with, some of them empty if need be; as few as ``chunk_size`` allows by
+            default.
 
     Returns:
         ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``; at least float32, with gradient. They can be
@@ -59,7 +63,11 @@ def token_logprobs(
             "distribution to train on, use temperature=1.0"
         )
     if not isinstance(weight_VH, Tensor):
-        return _by_module(hidden_NH, weight_VH, targets_N, temperature, chunk_size, with_entropy, forbidden_ids)
+
+        def head(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+            return _of_logits(weight_VH(hidden), targets, temperature, with_entropy, forbidden_ids)
+
+        return _in_chunks(head, hidden_NH, targets_N, n_chunks or math.ceil(len(targets_N) / chunk_size))
     _check_ids("target", targets_N, len(weight_VH))
     if forbidden_ids is not None:
         _check_ids("forbidden id", forbidden_ids, len(weight_VH))
@@ -84,26 +92,17 @@ def _check_ids(what: str, ids: Tensor, vocabulary: int) -> None:
         )
 
 
-def _by_module(
-    hidden_NH: Tensor,
-    module: Callable[[Tensor], Tensor],
-    targets_N: Tensor,
-    temperature: float,
-    chunk_size: int,
-    with_entropy: bool,
-    forbidden_ids: Tensor | None,
+def _in_chunks(
+    head: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]], hidden_NH: Tensor, targets_N: Tensor, n_chunks: int
 ) -> tuple[Tensor, Tensor | None]:
-    def head(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        return _of_logits(module(hidden), targets, temperature, with_entropy, forbidden_ids)
-
-    if len(targets_N) <= chunk_size:
+    if n_chunks <= 1:
         return head(hidden_NH, targets_N)
     chunks = [
         checkpoint(head, hidden, targets, use_reentrant=False)
-        for hidden, targets in zip(hidden_NH.split(chunk_size), targets_N.split(chunk_size), strict=True)
+        for hidden, targets in zip(hidden_NH.tensor_split(n_chunks), targets_N.tensor_split(n_chunks), strict=True)
     ]
     logprobs, entropies = zip(*chunks, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+    return torch.cat(logprobs), None if entropies[0] is None else torch.cat(entropies)
 
 
 def _of_logits(

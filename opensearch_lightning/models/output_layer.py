@@ -18,6 +18,7 @@ def output_layer_logprobs(
     chunk_size: int = 1024,
     with_entropy: bool = False,
     forbidden_ids: Tensor | None = None,
+    n_chunks: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`~opensearch_lightning.algorithms.token_logprobs` of an output layer, by the quicker way that it allows.
 
@@ -33,6 +34,7 @@ def output_layer_logprobs(
         chunk_size: most positions at a time.
         with_entropy: whether to compute the entropy, in nats.
         forbidden_ids: int64 ids taken out of the distribution.
+        n_chunks: how often a layer that is called is called, as for ``token_logprobs``.
 
     Returns:
         ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``.
@@ -49,6 +51,7 @@ def output_layer_logprobs(
         chunk_size,
         with_entropy=with_entropy,
         forbidden_ids=forbidden_ids,
+        n_chunks=n_chunks,
         compute_dtype=layer.compute_dtype if isinstance(layer, OutputLayer) else None,
     )
 

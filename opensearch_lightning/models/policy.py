@@ -6,6 +6,9 @@ positions asked for, ``H`` hidden values.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from opensearch_lightning.chat.packing import PackedBatch
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models.attention import attend_by_segment
 from opensearch_lightning.models.output_layer import output_layer_logprobs
+from opensearch_lightning.models.weights import is_sharded, largest_over_shards
 
 
 def forbidden_token_ids(config: Any) -> tuple[int, ...]:
@@ -67,8 +71,6 @@ def policy_logprobs(
     if bool((mask_BT & ~batch.valid).any()):
         raise ConfigurationError("the mask asks for padding, which has no log-probability: leave it out (batch.valid)")
     hidden_RLH = _hidden(model, batch)
-    if batch.pixel_values is None and torch.is_grad_enabled():
-        hidden_RLH = hidden_RLH + _zero_from_vision(model)
     if isinstance(batch, PackedBatch):
         index_BT = batch.index_BT
     else:
@@ -84,24 +86,61 @@ def policy_logprobs(
         chunk_size=chunk_size,
         with_entropy=with_entropy,
         forbidden_ids=forbidden,
+        n_chunks=largest_over_shards(model, math.ceil(int(asked.sum()) / chunk_size)),
     )
     return _spread(logprobs_N, mask_BT), None if entropy_N is None else _spread(entropy_N, mask_BT)
 
 
 def _hidden(model: Any, batch: ModelBatch | PackedBatch) -> Tensor:
-    """Last hidden states ``[R, L, H]`` of the rows of ``batch.input_ids``."""
-    if isinstance(batch, ModelBatch):
-        inputs: dict[str, Any] = {"pixel_values": batch.pixel_values, "image_grid_thw": batch.image_grid_thw}
-    else:
-        attend_by_segment(model)
-        inputs = {"segments": batch.segments}
-        if batch.pixel_values is not None:
-            # called apart, as the model would hand the segments to the vision tower too
-            images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
-            inputs["mm_encoder_outputs"] = {"image": images}
+    """Last hidden states ``[R, L, H]`` of the rows of ``batch.input_ids``.
+
+    Every submodule runs, whether there are images or not, and in one order: ranks that share the weights gather those
+    of each submodule together, with or without a gradient.
+    """
+    without = batch.pixel_values is None and (torch.is_grad_enabled() or is_sharded(model))
+    if isinstance(batch, PackedBatch):
+        return _packed_hidden(model, batch, without)
+    with _black_image(model) if without else nullcontext():
+        hidden_BTH: Tensor = model.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            pixel_values=batch.pixel_values,
+            image_grid_thw=batch.image_grid_thw,
+            use_cache=False,
+        ).last_hidden_state
+    return hidden_BTH
+
+
+def _packed_hidden(model: Any, batch: PackedBatch, without_images: bool) -> Tensor:
+    attend_by_segment(model)
+    inputs: dict[str, Any] = {"segments": batch.segments}
+    zero: Tensor | float = 0.0
+    if batch.pixel_values is not None:
+        # called apart, as the model would hand the segments to the vision tower too
+        images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
+        inputs["mm_encoder_outputs"] = {"image": images}
+    elif without_images:
+        zero = _zero_from_vision(model)
     outputs = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **inputs)
-    hidden: Tensor = outputs.last_hidden_state
-    return hidden
+    hidden_1NH: Tensor = outputs.last_hidden_state + zero
+    return hidden_1NH
+
+
+@contextmanager
+def _black_image(model: Any) -> Iterator[None]:
+    """Adds the features of a black image, times 0, to the embeddings.
+
+    It does so at the place of the pass where images are read: ranks that share weights gather them in one order.
+    """
+
+    def add(_module: Any, _inputs: Any, embeddings_BTH: Tensor) -> Tensor:
+        return embeddings_BTH + _zero_from_vision(model).to(embeddings_BTH.dtype)
+
+    handle = model.get_input_embeddings().register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ Shapes: ``R`` trajectories of a batch, ``B`` of a micro-batch, ``T`` tokens.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -30,8 +29,9 @@ from opensearch_lightning.algorithms import (
 from opensearch_lightning.chat import ModelBatch, collate
 from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.models import policy_logprobs
-from opensearch_lightning.modules.accumulation import accumulate
+from opensearch_lightning.modules.accumulation import accumulate, agree_on_passes, check_optimizer, clip_and_step
 from opensearch_lightning.modules.optim import adamw
+from opensearch_lightning.strategies import prepare_engine
 from opensearch_lightning.types import NON_FATAL, RolloutBatch, Trajectory
 
 if TYPE_CHECKING:
@@ -120,24 +120,20 @@ class FatalAwareGRPO(L.LightningModule):
         self._make_optimizer = optimizer or (lambda model: adamw(model, lr=lr))
         self._make_scheduler = scheduler
 
+    def setup(self, stage: str) -> None:
+        """Tell a strategy that clips gradients itself how far."""
+        prepare_engine(self.trainer, self.max_grad_norm)
+
     def configure_optimizers(self) -> Any:
         """The given optimizer, or AdamW; with its scheduler if one is given."""
         optimizer = self._make_optimizer(self.policy)
+        check_optimizer(self.trainer, optimizer)
         if self._make_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self._make_scheduler(optimizer)}
 
     def on_fit_start(self) -> None:
-        """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing.
-
-        Raises:
-            ConfigurationError: a strategy that takes one backward pass an update, as DeepSpeed does.
-        """
-        if self.trainer.strategy.handles_gradient_accumulation:
-            raise ConfigurationError(
-                f"{type(self.trainer.strategy).__name__} takes one backward pass an update, and a GRPO step makes "
-                "several; train in one process or under DDP"
-            )
+        """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
         self.policy.train()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -207,32 +203,39 @@ class FatalAwareGRPO(L.LightningModule):
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
         denominator = self._denominator(record, rows)
-        # every rank makes at least one backward pass: the last one carries the gradients between them
-        micros = list(self._micro_batches(record, [row for row in rows if self._teaches(record, row)])) or [rows[:1]]
+        parts = self._parts(record, rows)
         loss, clipped, kept, worst = 0.0, 0.0, 0.0, 0.0
-        for micro, context in accumulate(self.trainer, micros):
+        for (micro, share), context in accumulate(self.trainer, parts):
             with context:
                 result = self._micro_batch_loss(record, micro, old, denominator)
                 # data parallel strategies average gradients over the ranks; their sum is wanted
-                self.manual_backward(result.loss * self.trainer.world_size)
+                self.manual_backward(result.loss * self.trainer.world_size * share)
+            if not share:
+                continue
             loss += float(result.loss.detach())
             kept += float(result.n_tokens)
             clipped += float(result.clip_fraction * result.n_tokens)
             worst = max(worst, float(result.ratio_max_error))
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm or math.inf)
         lr = optimizer.param_groups[0]["lr"]
-        optimizer.step()
+        norm = clip_and_step(self.trainer, optimizer, self.policy.parameters(), self.max_grad_norm)
         scheduler: Any = self.lr_schedulers()
         if scheduler is not None:
             scheduler.step()
         return {
             "train/loss": loss,
-            "train/grad_norm": float(norm),
+            "train/grad_norm": norm,
             "train/lr": lr,
             "train/clip_fraction": clipped / max(kept, 1),
             "train/ratio_max_error": worst,
             "train/trained_tokens": kept,
         }
+
+    def _parts(self, record: AdvantageRecord, rows: list[int]) -> list[tuple[list[int], int]]:
+        """Micro-batches that count (1), and so many without weight (0) that all ranks make the passes they must."""
+        micros = list(self._micro_batches(record, [row for row in rows if self._teaches(record, row)]))
+        # at least one: the last backward pass carries the gradients between the ranks
+        passes = agree_on_passes(self.trainer, max(1, len(micros)))
+        return [(micro, 1) for micro in micros] + [(rows[:1], 0)] * (passes - len(micros))
 
     def _teaches(self, record: AdvantageRecord, row: int) -> bool:
         """Whether a row has a gradient: its advantage is not zero and its mask not empty.

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from opensearch_lightning.chat import ModelBatch
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import forbidden_token_ids, policy_logprobs
-from opensearch_lightning.modules.accumulation import accumulate
+from opensearch_lightning.modules.accumulation import accumulate, agree_on_passes, check_optimizer, clip_and_step
 from opensearch_lightning.modules.optim import Schedule, adamw, warmup_schedule
+from opensearch_lightning.strategies import prepare_engine
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -56,11 +57,12 @@ class AgenticSFT(L.LightningModule):
         warmup_ratio: warm-up as a fraction of all updates.
         total_steps: updates of the whole training; the Trainer's ``max_steps`` by default.
         micro_batch: rows of one forward and backward pass; ``None`` takes the batch whole.
-        max_grad_norm: limit of the global gradient norm, ``None`` for none; DeepSpeed wants it in its own config.
+        max_grad_norm: limit of the global gradient norm, ``None`` for none; under DeepSpeed it becomes the
+            ``gradient_clipping`` of its config.
 
     Raises:
-        ConfigurationError: ``micro_batch`` below 1; at the start of training, a schedule without an end, or a limit of
-            the gradient norm under a strategy that clips itself (DeepSpeed).
+        ConfigurationError: ``micro_batch`` below 1; at the start of training, a schedule without an end, or a
+            DeepSpeed config that does not fit.
     """
 
     def __init__(
@@ -87,9 +89,14 @@ class AgenticSFT(L.LightningModule):
         self._warmup_ratio, self._total_steps = warmup_ratio, total_steps
         self._val_sums = torch.zeros(3, dtype=torch.float64)
 
+    def setup(self, stage: str) -> None:
+        """Tell a strategy that clips gradients itself how far."""
+        prepare_engine(self.trainer, self.max_grad_norm)
+
     def configure_optimizers(self) -> Any:
         """The optimizer with its schedule."""
         optimizer = self._make_optimizer(self.policy)
+        check_optimizer(self.trainer, optimizer)
         scheduler = warmup_schedule(
             optimizer, schedule=self._schedule, warmup_ratio=self._warmup_ratio, total_steps=self._all_updates()
         )
@@ -98,11 +105,6 @@ class AgenticSFT(L.LightningModule):
     def on_fit_start(self) -> None:
         """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
         self.policy.train()
-        if self.trainer.strategy.handles_gradient_accumulation and self.max_grad_norm is not None:
-            raise ConfigurationError(
-                f"{type(self.trainer.strategy).__name__} holds the gradients itself: set max_grad_norm to null (now "
-                f"{self.max_grad_norm}) and gradient_clipping in the strategy's config."
-            )
 
     def training_step(self, batch: ModelBatch, batch_idx: int) -> None:
         """One update."""
@@ -112,18 +114,17 @@ class AgenticSFT(L.LightningModule):
         # Data parallel strategies average gradients over the ranks; the sum of losses is wanted.
         scale = self.trainer.world_size / tokens.clamp(min=1)
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for micro, context in accumulate(self.trainer, list(self._micro_batches(batch))):
+        for (micro, share), context in accumulate(self.trainer, self._parts(batch)):
             with context:
                 part = self._sums(micro)
-                self.manual_backward(part.nll * scale)
-            sums += part.stacked().detach()
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm or math.inf)
-        optimizer.step()
+                self.manual_backward(part.nll * scale * share)
+            sums += part.stacked().detach() * share
+        norm = clip_and_step(self.trainer, optimizer, self.policy.parameters(), self.max_grad_norm)
         lr = optimizer.param_groups[0]["lr"]
         scheduler: Any = self.lr_schedulers()
         scheduler.step()
         nll, right, _ = (self._sum_over_ranks(sums) / tokens.clamp(min=1)).tolist()
-        self._log_step(loss=nll, token_accuracy=right, lr=lr, grad_norm=float(norm), tokens=float(tokens))
+        self._log_step(loss=nll, token_accuracy=right, lr=lr, grad_norm=norm, tokens=float(tokens))
 
     def on_validation_epoch_start(self) -> None:
         """Forget the sums of the validation before."""
@@ -131,8 +132,8 @@ class AgenticSFT(L.LightningModule):
 
     def validation_step(self, batch: ModelBatch, batch_idx: int) -> None:
         """Add the sums of one batch."""
-        for micro in self._micro_batches(batch):
-            self._val_sums = self._val_sums + self._sums(micro).stacked()
+        for micro, share in self._parts(batch):
+            self._val_sums = self._val_sums + self._sums(micro).stacked() * share
 
     def on_validation_epoch_end(self) -> None:
         """Log the means over all supervised tokens of all ranks."""
@@ -146,17 +147,12 @@ class AgenticSFT(L.LightningModule):
         right = (torch.cat(greedy) == batch.input_ids[mask_BT]).sum()
         return _Sums(nll=-logprobs_BT.sum(), right=right, tokens=mask_BT.sum())
 
-    def _micro_batches(self, batch: ModelBatch) -> Iterator[ModelBatch]:
+    def _parts(self, batch: ModelBatch) -> list[tuple[ModelBatch, int]]:
+        """Micro-batches that count (1), and so many without weight (0) that all ranks make equally many passes."""
         size = self.micro_batch or len(batch.input_ids)
-        if size >= len(batch.input_ids):
-            return iter([batch])
-        if self.trainer.strategy.handles_gradient_accumulation:
-            raise ConfigurationError(
-                f"micro_batch = {size} splits a batch of {len(batch.input_ids)} rows, but "
-                f"{type(self.trainer.strategy).__name__} takes one backward pass an update: set micro_batch to null "
-                "and the DataModule's batch_size to what fits."
-            )
-        return split_rows(batch, size, self.policy.config)
+        micros = [batch] if size >= len(batch.input_ids) else list(split_rows(batch, size, self.policy.config))
+        passes = agree_on_passes(self.trainer, len(micros))
+        return [(micro, 1) for micro in micros] + [(micros[-1], 0)] * (passes - len(micros))
 
     def _sum_over_ranks(self, value: Tensor) -> Tensor:
         return self.trainer.strategy.reduce(value.to(torch.float64), reduce_op="sum")
