@@ -17,6 +17,7 @@ COMMANDS = {
     "world": ("opensearch_lightning.world.cli", "generate a small encyclopedia with pictures and tasks"),
     "evaluate": ("opensearch_lightning.evaluate", "measure a policy on held-out tasks"),
     "tools": ("opensearch_lightning.tools_command", "try each configured tool and its services once"),
+    "export": ("opensearch_lightning.export", "make a policy of a checkpoint written under DeepSpeed"),
     "report": ("opensearch_lightning.dashboards.cli", "write one page about runs: curves, evaluation, trajectories"),
 }
 """Subcommand: the module with ``add_arguments(parser)`` and ``run(args) -> int``, and what it does."""

@@ -8,10 +8,9 @@ import errno
 import itertools
 import logging
 import shlex
-import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -28,8 +27,8 @@ INTERRUPTED = 130
 
 EXPORTS = ("last", "best")
 
-SHARDED_STRATEGIES = ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy")
-"""Strategies whose checkpoints are folders and whose weights lie in no one place."""
+SHARDED_STRATEGIES = ("FSDPStrategy", "ModelParallelStrategy")
+"""Strategies, besides DeepSpeed's, whose checkpoints may be folders and whose weights lie in no one place."""
 
 UNWRITABLE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR}
@@ -130,11 +129,7 @@ def train(config: Mapping[str, Any]) -> Path:
     built = build(config)
     ckpt_path = config.get("ckpt_path")
     if ckpt_path is not None:
-        if Path(ckpt_path).is_dir() and type(built.trainer.strategy).__name__ not in SHARDED_STRATEGIES:
-            raise ConfigurationError(
-                f"ckpt_path={ckpt_path} is a folder; {type(built.trainer.strategy).__name__} goes on from a file, such "
-                "as <run>/checkpoints/last.ckpt"
-            )
+        check_checkpoint_form(Path(ckpt_path), built.trainer)
         check_checkpoint(Path(ckpt_path), built.module, built.datamodule, built.optimizer_states)
     with _writing():
         write_config(config, built.run_dir)
@@ -339,6 +334,34 @@ def check_run_dir(run_dir: Path, ckpt_path: str | None) -> None:
         )
 
 
+def check_checkpoint_form(path: Path, trainer: Trainer) -> None:
+    """See that the strategy can read ``path``: a file, or a folder of this stage and number of ranks.
+
+    Raises:
+        ConfigurationError: it can not; a path that does not exist is left to :func:`check_checkpoint`.
+    """
+    from opensearch_lightning.strategies import check_continues, is_deepspeed, zero_stage
+
+    strategy: Any = trainer.strategy
+    name = type(strategy).__name__
+    if not path.exists():
+        return
+    if is_deepspeed(strategy):
+        if path.is_file() and not (strategy.load_full_weights and strategy.zero_stage_3):
+            raise ConfigurationError(
+                f"ckpt_path={path} is a file, of one process or DDP; {name} goes on from a folder that it wrote. To "
+                "start from the weights of that run set model.path to its folder policy/"
+            )
+        if path.is_dir():
+            check_continues(path, stage=zero_stage(strategy), world_size=trainer.num_nodes * trainer.num_devices)
+    elif path.is_dir() and name not in SHARDED_STRATEGIES:
+        raise ConfigurationError(
+            f"ckpt_path={path} is a folder; {name} goes on from a file, such as <run>/checkpoints/last.ckpt. To start "
+            f"from the weights of a run under DeepSpeed: opensearch export {path} <folder> --model <model.path>, then "
+            "model.path=<folder>"
+        )
+
+
 def check_checkpoint(
     path: Path,
     module: LightningModule,
@@ -347,8 +370,8 @@ def check_checkpoint(
 ) -> None:
     """See that ``path`` continues this very training: same kind, same parameters, same optimizer.
 
-    A folder (the checkpoint of a sharded strategy) is left to the strategy; without ``optimizer_states``, those of
-    fresh optimizers, the optimizer is not compared.
+    Of a folder (the checkpoint of a sharded strategy) the optimizer is left to the strategy; without
+    ``optimizer_states``, those of fresh optimizers, it is not compared either.
 
     Raises:
         ConfigurationError: the file is missing, unreadable, or of another model, optimizer or kind of training.
@@ -359,6 +382,7 @@ def check_checkpoint(
             f"ckpt_path={path} does not exist; {'there is: ' + ', '.join(near) if near else 'no checkpoint lies there'}"
         )
     if path.is_dir():
+        _check_folder_checkpoint(path, module, datamodule)
         return
     import torch
 
@@ -369,23 +393,42 @@ def check_checkpoint(
         raise ConfigurationError(
             f"ckpt_path={path} is no checkpoint of this trainer ({type(error).__name__})"
         ) from error
+    _check_kind(path, datamodule, saved)
+    own = {name: tuple(weight.shape) for name, weight in module.state_dict().items()}
+    _check_same_model(path, {name: tuple(weight.shape) for name, weight in weights.items()}, own)
+    if optimizer_states and not _same_optimizers(saved.get("optimizer_states", []), optimizer_states):
+        raise ConfigurationError(
+            f"ckpt_path={path} holds the state of another optimizer; set module.optimizer as in that run, see "
+            "config.yaml beside its checkpoints, or start from its weights: model.path=<run>/policy"
+        )
+
+
+def _check_folder_checkpoint(path: Path, module: LightningModule, datamodule: LightningDataModule) -> None:
+    from opensearch_lightning.strategies import read_layout, saved_names
+
+    if not (path / "latest").is_file():
+        return
+    kinds, shapes = saved_names(read_layout(path))
+    _check_kind(path, datamodule, kinds)
+    own = {name: tuple(weight.shape) for name, weight in module.named_parameters() if weight.requires_grad}
+    _check_same_model(path, shapes, own)
+
+
+def _check_kind(path: Path, datamodule: LightningDataModule, saved: Container[str]) -> None:
     kind = type(datamodule).__qualname__
     if kind not in saved:
         raise ConfigurationError(
             f"ckpt_path={path} continues another kind of training (it holds no state of {kind}); to start from the "
             "weights of a finished run set model.path to its folder policy/"
         )
-    own = module.state_dict()
-    difference = _first_difference(weights, own)
+
+
+def _check_same_model(path: Path, saved: Mapping[str, Sequence[int]], own: Mapping[str, Sequence[int]]) -> None:
+    difference = _first_difference(saved, own)
     if difference:
         raise ConfigurationError(
             f"ckpt_path={path} is a checkpoint of another model: {difference}; set model.path (and its options) as in "
             f"that run, see config.yaml beside its checkpoints"
-        )
-    if optimizer_states and not _same_optimizers(saved.get("optimizer_states", []), optimizer_states):
-        raise ConfigurationError(
-            f"ckpt_path={path} holds the state of another optimizer; set module.optimizer as in that run, see "
-            "config.yaml beside its checkpoints, or start from its weights: model.path=<run>/policy"
         )
 
 
@@ -403,12 +446,12 @@ def _sizes(param_groups: Sequence[Mapping[str, Any]]) -> list[int]:
     return [len(group["params"]) for group in param_groups]
 
 
-def _first_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
-    for name, weight in own.items():
+def _first_difference(saved: Mapping[str, Sequence[int]], own: Mapping[str, Sequence[int]]) -> str | None:
+    for name, shape in own.items():
         if name not in saved:
             return f"it has no {name}"
-        if saved[name].shape != weight.shape:
-            return f"{name} is {list(saved[name].shape)} there and {list(weight.shape)} here"
+        if saved[name] != shape:
+            return f"{name} is {list(saved[name])} there and {list(shape)} here"
     extra = [name for name in saved if name not in own]
     return f"it has {extra[0]}, which this model has not" if extra else None
 
@@ -442,25 +485,51 @@ def export_policy(built: Run, which: str) -> Path | None:
         which: ``"last"``, or ``"best"`` by the checkpoint callback's monitor (the last when it kept none).
 
     Returns:
-        The folder; ``None`` where the strategy shards the weights: convert its checkpoint instead.
+        The folder; ``None`` under a sharding strategy that is not DeepSpeed's.
     """
     import torch
 
+    from opensearch_lightning.export import save_whole
+    from opensearch_lightning.strategies import is_deepspeed
+
     trainer, target = built.trainer, built.run_dir / "policy"
+    best = getattr(trainer.checkpoint_callback, "best_model_path", "") if which == "best" else ""
+    if is_deepspeed(trainer.strategy):
+        _export_from_ranks(built, target, best)
+        return target
     if type(trainer.strategy).__name__ in SHARDED_STRATEGIES:
         return None
     if not trainer.is_global_zero:
         return target
-    best = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    if which == "best" and best:
+    if best:
         built.module.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["state_dict"])
-    scratch = target.with_name("policy.tmp")
-    shutil.rmtree(scratch, ignore_errors=True)
-    built.shared["policy"].save_pretrained(scratch)
-    built.shared["processor"].save_pretrained(scratch)
-    shutil.rmtree(target, ignore_errors=True)
-    scratch.rename(target)
+    save_whole(built.shared["policy"], built.shared["processor"], target)
     return target
+
+
+def _export_from_ranks(built: Run, target: Path, best: str) -> None:
+    """Every rank gives its part; the first puts them together and writes."""
+    from opensearch_lightning.export import in_dtype, write_policy
+    from opensearch_lightning.models import full_weights
+    from opensearch_lightning.strategies import consolidated_weights
+
+    policy, first = built.shared["policy"], built.trainer.is_global_zero
+    weights = {}
+    if best and first:
+        weights = in_dtype(consolidated_weights(best), policy.dtype)
+    elif not best:
+        for name, weight in full_weights(policy):
+            if first:
+                weights |= in_dtype([(name, weight)], policy.dtype)
+    if first:
+        write_policy(
+            weights,
+            target,
+            config=policy.config,
+            generation_config=policy.generation_config,
+            processor=built.shared["processor"],
+        )
+    built.trainer.strategy.barrier()
 
 
 def _say(text: str, file: TextIO) -> None:
