@@ -1,6 +1,7 @@
 """The recipe's equations as pure functions on tensors: fatal steps, masks, advantages, losses, log-probabilities."""
 
 from opensearch_lightning.algorithms.advantages import (
+    Baseline,
     Estimator,
     clamp_bias,
     clamp_fatal_advantages,
@@ -12,13 +13,17 @@ from opensearch_lightning.algorithms.losses import (
     Aggregation,
     PolicyLoss,
     aggregate,
+    kl_penalized_rewards,
     low_variance_kl,
     policy_loss,
 )
+from opensearch_lightning.algorithms.mismatch import Mismatch, mismatch, truncated_importance_weights
 
 __all__ = [
     "Aggregation",
+    "Baseline",
     "Estimator",
+    "Mismatch",
     "Onset",
     "PolicyLoss",
     "aggregate",
@@ -27,7 +32,10 @@ __all__ = [
     "fatal_loss_mask",
     "find_fatal_step",
     "group_advantages",
+    "kl_penalized_rewards",
     "low_variance_kl",
+    "mismatch",
     "policy_loss",
     "token_logprobs",
+    "truncated_importance_weights",
 ]

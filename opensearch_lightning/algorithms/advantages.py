@@ -16,6 +16,9 @@ from opensearch_lightning.errors import ConfigurationError, DataError
 Estimator = Literal["grpo", "rloo"]
 """``grpo``: mean and standard deviation of the group; ``rloo``: mean of the others, no standard deviation."""
 
+Baseline = Literal["all", "non_fatal"]
+"""Whose rewards the statistics of a group are made of."""
+
 
 def group_advantages(
     rewards_B: Tensor,
@@ -23,11 +26,20 @@ def group_advantages(
     estimator: Estimator = "grpo",
     valid_B: Tensor | None = None,
     delta: float = 1e-6,
+    *,
+    normalize_std: bool = True,
+    baseline: Baseline = "all",
+    is_fatal_B: Tensor | None = None,
 ) -> Tensor:
     """Reward of each trajectory relative to its group, fatal ones included (appendix B.2).
 
     ``grpo``: ``r̃ = (r − mean) / (std + δ)`` with the population's standard deviation. ``rloo``: ``r̃ = r − mean of the
     others``, as in the released runs. No gradient flows through either.
+
+    ``baseline="non_fatal"`` takes mean and deviation over the non-fatal trajectories alone; fatal ones are measured
+    against them. Beyond the paper: its clamp lets fatal trajectories pull the mean down and then takes their own share
+    away, so that the advantages of a group sum to more than 0; here those of the non-fatal ones sum to 0, however many
+    fatal ones stand beside them.
 
     Args:
         rewards_B: rewards, floating.
@@ -35,30 +47,45 @@ def group_advantages(
         estimator: see above.
         valid_B: bool; rows that are not valid (a judge failed) have no vote and get 0, whatever their reward is.
         delta: keeps the quotient finite.
+        normalize_std: divide by the deviation; ``rloo`` never does.
+        baseline: see above.
+        is_fatal_B: bool, needed for ``baseline="non_fatal"``.
 
     Returns:
-        ``[B]`` of the rewards' type. Groups of one and groups of equal rewards get exactly 0.
+        ``[B]`` of the rewards' type. Groups of one and groups of equal rewards get exactly 0; so does a group without a
+        row that votes, and, divided by the deviation, one whose voters' rewards are equal.
 
     Raises:
-        ConfigurationError: if the estimator is unknown.
+        ConfigurationError: if the estimator or the baseline is unknown, or fatal rows are not told.
         DataError: if a valid reward is not finite.
     """
     if estimator not in get_args(Estimator):
         raise ConfigurationError(f"advantage estimator {estimator!r} is unknown: choose from {get_args(Estimator)}")
-    group = _Groups.of(group_ids_B, valid_B)
+    if baseline not in get_args(Baseline):
+        raise ConfigurationError(f"advantage baseline {baseline!r} is unknown: choose from {get_args(Baseline)}")
+    if baseline == "non_fatal" and is_fatal_B is None:
+        raise ConfigurationError('baseline="non_fatal" needs is_fatal_B: say which rows are fatal')
+    valid = torch.ones_like(group_ids_B, dtype=torch.bool) if valid_B is None else valid_B.bool()
     # float64: a difference of nearly equal float32 rewards is mostly rounding.
-    rewards = torch.where(group.valid_B, rewards_B.detach().double(), 0.0)
+    rewards = torch.where(valid, rewards_B.detach().double(), 0.0)
     if not bool(rewards.isfinite().all()):
         row = int((~rewards.isfinite()).nonzero()[0])
         raise DataError(f"reward {rewards_B[row].item()} of row {row} is not finite: mark the row as not valid")
+    votes = valid & ~is_fatal_B if baseline == "non_fatal" and is_fatal_B is not None else valid
+    group = _Groups.of(group_ids_B, votes)
     total_B, count_B = group.sums(rewards), group.sums(torch.ones_like(rewards))
-    if estimator == "rloo":
-        raw = rewards - (total_B - rewards) / (count_B - 1).clamp(min=1)
-    else:
-        centered = rewards - total_B / count_B.clamp(min=1)
-        raw = centered / ((group.sums(centered**2) / count_B.clamp(min=1)).sqrt() + delta)
     # The mean of equal rewards is not always that reward, and δ is small enough to blow up the difference.
-    return torch.where(group.valid_B & group.spread(rewards), raw, 0.0).to(rewards_B.dtype)
+    spread_B = group.spread(rewards)
+    counts_B = valid & (spread_B | ~votes)
+    if estimator == "rloo":
+        own = votes.double()
+        raw = rewards - (total_B - own * rewards) / (count_B - own).clamp(min=1)
+    else:
+        raw = rewards - total_B / count_B.clamp(min=1)
+        if normalize_std:
+            raw = raw / ((group.sums(raw**2) / count_B.clamp(min=1)).sqrt() + delta)
+            counts_B = valid & spread_B
+    return torch.where(counts_B & (count_B > 0), raw, 0.0).to(rewards_B.dtype)
 
 
 def clamp_fatal_advantages(advantages_B: Tensor, is_fatal_B: Tensor) -> Tensor:

@@ -36,6 +36,8 @@ class PolicyLoss:
     """Largest ``|ρ − 1|`` over kept tokens: 0 when the policy has not moved since ``old_logprobs``."""
     kl: Tensor
     """Aggregated ``KL(π_θ ‖ π_ref)``; 0 without a reference."""
+    entropy: Tensor
+    """Aggregated entropy of the policy, in nats; 0 where it is not given."""
 
 
 def policy_loss(
@@ -50,11 +52,15 @@ def policy_loss(
     *,
     ref_logprobs_BT: Tensor | None = None,
     kl_coefficient: float = 0.0,
+    entropy_BT: Tensor | None = None,
+    entropy_coefficient: float = 0.0,
+    importance_weights_BT: Tensor | None = None,
 ) -> PolicyLoss:
     """Negated objective of fatal-aware GRPO (Eq. 12).
 
-    ``min(ρ·Â, clip(ρ, 1 − clip_low, 1 + clip_high)·Â)`` with ``ρ = π_θ/π_old``, minus ``kl_coefficient`` times the
-    low-variance estimate of ``KL(π_θ ‖ π_ref)``, aggregated over the kept tokens.
+    ``w·min(ρ·Â, clip(ρ, 1 − clip_low, 1 + clip_high)·Â)`` with ``ρ = π_θ/π_old``, minus ``kl_coefficient`` times the
+    low-variance estimate of ``KL(π_θ ‖ π_ref)``, plus ``entropy_coefficient`` times the entropy, each aggregated over
+    the kept tokens.
 
     Args:
         logprobs_BT: of the policy now, with gradient.
@@ -69,26 +75,38 @@ def policy_loss(
             however it was cut.
         ref_logprobs_BT: of the reference, needed for ``kl_coefficient > 0``.
         kl_coefficient: ``β``.
+        entropy_BT: of the policy now, with gradient, needed for ``entropy_coefficient``.
+        entropy_coefficient: weight of the entropy, which is sought.
+        importance_weights_BT: ``w``, see :func:`~opensearch_lightning.algorithms.truncated_importance_weights`; ``None``
+            is 1 everywhere.
 
     Raises:
-        ConfigurationError: if a clip range is negative, the aggregation unknown, or ``β`` has no reference.
+        ConfigurationError: if a clip range is negative, the aggregation unknown, or a coefficient lacks what it weighs.
     """
     if clip_low < 0 or clip_high < 0:
         raise ConfigurationError(f"clip=({clip_low}, {clip_high}) must not be negative; the paper's is (0.2, 0.28)")
     if kl_coefficient and ref_logprobs_BT is None:
         raise ConfigurationError(f"kl_coefficient={kl_coefficient} needs ref_logprobs; give them, or set it to 0")
+    if entropy_coefficient and entropy_BT is None:
+        raise ConfigurationError(f"entropy_coefficient={entropy_coefficient} needs entropy_BT; give it, or set it to 0")
     mask_BT = loss_mask_BT.bool()
     # All gradient passes here, so nothing that comes back as NaN from a masked position gets further.
     logprobs_BT = _kept(logprobs_BT, mask_BT)
     ratio_BT = (logprobs_BT - _kept(old_logprobs_BT.detach(), mask_BT)).exp()
     plain_BT = ratio_BT * advantages_B.detach()[:, None]
     clipped_BT = ratio_BT.clamp(1 - clip_low, 1 + clip_high) * advantages_B.detach()[:, None]
-    loss = aggregate(-torch.minimum(plain_BT, clipped_BT), mask_BT, aggregation, denominator)
-    kl = loss.new_zeros(())
+    surrogate_BT = torch.minimum(plain_BT, clipped_BT)
+    if importance_weights_BT is not None:
+        surrogate_BT = surrogate_BT * _kept(importance_weights_BT.detach(), mask_BT)
+    loss = aggregate(-surrogate_BT, mask_BT, aggregation, denominator)
+    kl = entropy = loss.new_zeros(())
     if ref_logprobs_BT is not None:
         kl_BT = low_variance_kl(logprobs_BT, ref_logprobs_BT.detach())
         kl = aggregate(kl_BT, mask_BT, aggregation, denominator)
         loss = loss + kl_coefficient * kl
+    if entropy_BT is not None:
+        entropy = aggregate(entropy_BT, mask_BT, aggregation, denominator)
+        loss = loss - entropy_coefficient * entropy
     ratio_error_BT = _kept(ratio_BT.detach() - 1, mask_BT)
     n_tokens = mask_BT.sum()
     return PolicyLoss(
@@ -98,6 +116,7 @@ def policy_loss(
         ratio_mean=_kept(ratio_BT.detach(), mask_BT).sum() / n_tokens.clamp(min=1),
         ratio_max_error=ratio_error_BT.abs().max() if mask_BT.numel() else loss.new_zeros(()),
         kl=kl.detach(),
+        entropy=entropy.detach(),
     )
 
 
@@ -138,6 +157,25 @@ def low_variance_kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
     """
     difference_BT = ref_logprobs_BT - logprobs_BT
     return difference_BT.exp() - difference_BT - 1
+
+
+def kl_penalized_rewards(
+    rewards_B: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, kl_coefficient: float
+) -> Tensor:
+    """``r − β·Σ_t (log π − log π_ref)`` over the kept tokens: the penalty inside the reward instead of the loss.
+
+    The sum is the sampled estimate of the KL divergence between the two distributions over whole trajectories; it may
+    be negative. No gradient.
+
+    Args:
+        rewards_B: before the penalty.
+        logprobs_BT: of the policy that sampled.
+        ref_logprobs_BT: of the reference.
+        mask_BT: bool, kept tokens.
+        kl_coefficient: ``β``.
+    """
+    difference_BT = _kept(logprobs_BT.detach() - ref_logprobs_BT.detach(), mask_BT.bool())
+    return rewards_B - kl_coefficient * difference_BT.sum(-1).to(rewards_B.dtype)
 
 
 def _kept(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ Departures from the original GRPO: rewards and masks come with the trajectories;
 group statistics but their negative advantages are clamped to zero; clip bounds are asymmetric; tokens after the kept
 steps carry no gradient. The module knows no engine, tool or judge: it trains on whatever trajectories a batch brings.
 
-Shapes: ``R`` trajectories of a batch, ``B`` of a micro-batch, ``T`` tokens.
+Shapes: ``R`` trajectories of a batch, ``B`` of a pass (one forward and backward), ``T`` tokens.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import lightning as L
@@ -19,106 +19,164 @@ from torch import Tensor, nn
 
 from opensearch_lightning.algorithms import (
     Aggregation,
+    Baseline,
     Estimator,
-    PolicyLoss,
     clamp_fatal_advantages,
     fatal_loss_mask,
     group_advantages,
+    kl_penalized_rewards,
+    mismatch,
     policy_loss,
+    truncated_importance_weights,
 )
-from opensearch_lightning.chat import ModelBatch, collate
 from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.models import policy_logprobs
-from opensearch_lightning.modules.accumulation import accumulate, agree_on_passes, check_optimizer, clip_and_step
+from opensearch_lightning.modules.accumulation import accumulate, check_optimizer, clip_and_step
 from opensearch_lightning.modules.optim import adamw
+from opensearch_lightning.modules.passes import (
+    Logprobs,
+    Pass,
+    pack_rows,
+    padded,
+    pass_tokens,
+    plan_passes,
+    score_rows,
+)
+from opensearch_lightning.modules.reference import attach_reference
+from opensearch_lightning.modules.rollout_rows import AdvantageRecord, RolloutRows
+from opensearch_lightning.modules.tally import Tally
 from opensearch_lightning.strategies import prepare_engine
-from opensearch_lightning.types import NON_FATAL, RolloutBatch, Trajectory
+from opensearch_lightning.types import RolloutBatch
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
-
-@dataclass(frozen=True, kw_only=True)
-class AdvantageRecord:
-    """What the batch's rewards became; callbacks read it from ``module.last_advantages``.
-
-    All tensors are ``[R]`` in the order of ``trajectories``; ``group_ids`` number the tasks; rows with ``valid`` false
-    have no reward and no vote.
-    """
-
-    trajectories: tuple[Trajectory, ...]
-    group_ids: Tensor
-    valid: Tensor
-    is_fatal: Tensor
-    kept_steps: Tensor
-    raw: Tensor
-    advantages: Tensor
+KLPlace = Literal["loss", "reward"]
+OldLogprobs = Literal["sampling", "policy"]
 
 
 class FatalAwareGRPO(L.LightningModule):
     """Trains ``policy`` on a :class:`~opensearch_lightning.types.RolloutBatch` whose groups are filled.
 
+    Several processes give the gradients of one: every mean is over the rows or tokens of all ranks, however they are
+    spread and cut into passes.
+
     Args:
         policy: a Qwen3-VL model of transformers.
+        reference: model that the policy is held to by ``kl_coefficient``; frozen, and no part of checkpoints. With a
+            coefficient of 0 the divergence is only logged.
         advantage: group estimator: ``"grpo"`` (mean and std) or ``"rloo"`` (leave-one-out mean).
+        normalize_std: divide by the std of the group (``"grpo"`` only).
+        baseline: whose rewards make the group's statistics: ``"all"`` trajectories, or the ``"non_fatal"`` alone.
         clamp_fatal: clamp negative advantages of fatal trajectories to zero (Eq. 11).
         clip: lower and upper clip distance of the token ratio.
         aggregation: how token losses become one number.
+        kl_coefficient: ``β`` of Eq. 12.
+        kl_in: whether the penalty stands in the ``"loss"`` (low-variance estimate) or is taken off the ``"reward"``.
+        entropy_coefficient: weight of the policy's entropy, which is sought.
+        importance_cap: largest weight of a token by which truncated importance sampling makes up for an engine that
+            differs from the trainer; needs ``old_logprobs="policy"``; ``None`` for no correction.
+        router_aux_coefficient: weight of the load-balancing loss of a mixture of experts.
+        router_z_coefficient: weight of its router z-loss.
         lr: learning rate of the default AdamW; ignored when ``optimizer`` is given.
         optimizer: makes the optimizer from the policy.
         scheduler: makes a learning-rate scheduler from the optimizer; stepped once an update.
-        mini_batch_prompts: prompts of one optimizer update; ``None`` takes the whole batch.
-        max_tokens_per_micro_batch: padded tokens of one forward pass.
+        mini_batch_prompts: prompts of one optimizer update, all ranks together; ``None`` takes the whole batch.
+        max_tokens_per_micro_batch: tokens of one pass, prompts that rollouts share counted once; a longer trajectory
+            has a pass of its own.
         old_logprobs: the denominator of the ratio: ``"sampling"`` takes the engine's log-probabilities (right when
-            engine and trainer agree), ``"policy"`` computes them anew before the first update.
+            engine and trainer agree and rollouts are on policy), ``"policy"`` computes them before the first update.
         max_grad_norm: global gradient norm limit, ``None`` for off.
+
+    Raises:
+        ConfigurationError: a setting that cannot work; the message names it.
     """
 
     def __init__(
         self,
         policy: nn.Module,
         *,
+        reference: nn.Module | None = None,
         advantage: Estimator = "grpo",
+        normalize_std: bool = True,
+        baseline: Baseline = "all",
         clamp_fatal: bool = True,
         clip: Sequence[float] = (0.2, 0.28),
         aggregation: Aggregation = "seq-mean-token-mean",
+        kl_coefficient: float = 0.0,
+        kl_in: KLPlace = "loss",
+        entropy_coefficient: float = 0.0,
+        importance_cap: float | None = None,
+        router_aux_coefficient: float = 0.0,
+        router_z_coefficient: float = 0.0,
         lr: float = 1e-6,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         mini_batch_prompts: int | None = None,
         max_tokens_per_micro_batch: int = 74_576,
-        old_logprobs: Literal["sampling", "policy"] = "sampling",
+        old_logprobs: OldLogprobs = "sampling",
         max_grad_norm: float | None = 1.0,
     ) -> None:
         super().__init__()
+        _check_choice("advantage", advantage, Estimator)
+        _check_choice("baseline", baseline, Baseline)
+        _check_choice("aggregation", aggregation, Aggregation)
+        _check_choice("kl_in", kl_in, KLPlace)
+        _check_choice("old_logprobs", old_logprobs, OldLogprobs)
+        _check_not_negative(
+            kl_coefficient=kl_coefficient,
+            entropy_coefficient=entropy_coefficient,
+            router_aux_coefficient=router_aux_coefficient,
+            router_z_coefficient=router_z_coefficient,
+        )
         if len(clip) != 2 or not 0 < clip[0] < 1 or not clip[1] > 0:
             raise ConfigurationError(f"clip is {clip!r}; give (low, high) with 0 < low < 1 and high > 0")
         if mini_batch_prompts is not None and mini_batch_prompts < 1:
             raise ConfigurationError(f"mini_batch_prompts is {mini_batch_prompts}; set at least 1, or null for all")
-        for name, value, choices in (
-            ("advantage", advantage, get_args(Estimator)),
-            ("aggregation", aggregation, get_args(Aggregation)),
-        ):
-            if value not in choices:
-                raise ConfigurationError(f"{name} is {value!r}; set one of {', '.join(choices)}")
+        if max_tokens_per_micro_batch < 1:
+            raise ConfigurationError(f"max_tokens_per_micro_batch is {max_tokens_per_micro_batch}; set at least 1")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigurationError(f"max_grad_norm is {max_grad_norm}; set a norm above 0, or null for no limit")
-        if old_logprobs not in ("sampling", "policy"):
-            raise ConfigurationError(f'old_logprobs is {old_logprobs!r}; set "sampling" or "policy"')
+        if kl_coefficient and reference is None:
+            raise ConfigurationError(
+                f"kl_coefficient is {kl_coefficient}, and there is no reference; give one, or set 0"
+            )
+        if reference is not None and reference is policy:
+            raise ConfigurationError("reference is the policy itself, which would move with it; load it a second time")
+        if importance_cap is not None and old_logprobs != "policy":
+            raise ConfigurationError(
+                f'importance_cap is {importance_cap}, but old_logprobs="{old_logprobs}" takes the engine\'s '
+                'log-probabilities for the trainer\'s; set old_logprobs to "policy", or importance_cap to null'
+            )
+        if importance_cap is not None and not importance_cap >= 1:
+            raise ConfigurationError(f"importance_cap is {importance_cap}; set at least 1 (2 is common), or null")
         self.automatic_optimization = False
         self.policy = policy
+        self.reference: nn.Module | None = None
+        if reference is not None:
+            attach_reference(self, reference)
         self.advantage: Estimator = advantage
+        self.normalize_std = normalize_std
+        self.baseline: Baseline = baseline
         self.clamp_fatal = clamp_fatal
         self.clip_low, self.clip_high = float(clip[0]), float(clip[1])
         self.aggregation: Aggregation = aggregation
+        self.kl_coefficient = kl_coefficient
+        self.kl_in: KLPlace = kl_in
+        self.entropy_coefficient = entropy_coefficient
+        self.importance_cap = importance_cap
+        self.router_aux_coefficient = router_aux_coefficient
+        self.router_z_coefficient = router_z_coefficient
         self.mini_batch_prompts = mini_batch_prompts
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
-        self.old_logprobs = old_logprobs
+        self.old_logprobs: OldLogprobs = old_logprobs
         self.max_grad_norm = max_grad_norm
         self.last_advantages: AdvantageRecord | None = None
         self._make_optimizer = optimizer or (lambda model: adamw(model, lr=lr))
         self._make_scheduler = scheduler
+
+    # --- hooks of Lightning -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Tell a strategy that clips gradients itself how far."""
@@ -135,188 +193,244 @@ class FatalAwareGRPO(L.LightningModule):
     def on_fit_start(self) -> None:
         """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
         self.policy.train()
+        if self.reference is not None:
+            self.reference.eval()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Leave records where they are: micro-batches move when they are collated."""
+        """Leave records where they are: passes move when they are packed."""
         return batch
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> None:
         """One GRPO step: advantages over the groups, then one update for each mini-batch of prompts."""
-        record = self.last_advantages = self.compute_advantages(batch)
-        old = self._old_logprobs(record)
-        updates = [self._update(record, rows, old) for rows in self._mini_batches(record)]
+        rows = RolloutRows.of(batch)
+        old, reference = self._known_logprobs(rows)
+        record = self.last_advantages = self._advantages(rows, self._rewards(rows, old, reference))
+        updates = [self._update(rows, record, chosen, old, reference) for chosen in self._mini_batches(rows)]
         figures = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         # before the first update the policy is the one that sampled: what differs from 1 here is engine against trainer
         figures["train/ratio_max_error"] = updates[0]["train/ratio_max_error"]
-        self.log_dict(figures, on_step=True, on_epoch=False, batch_size=len(record.trajectories))
+        self.log_dict(figures, on_step=True, on_epoch=False, batch_size=len(rows.trajectories))
 
     def validation_step(self, batch: RolloutBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Nothing to compute: the callbacks log what the rollouts of the batch show."""
 
+    # --- rewards and advantages ---------------------------------------------------------------------------------
+
     def compute_advantages(self, batch: RolloutBatch) -> AdvantageRecord:
-        """Group advantages, then the clamp (App. B.2, Eq. 11).
+        """Group advantages of the rewards as they are, then the clamp (App. B.2, Eq. 11).
 
         Raises:
-            DataError: the batch holds no trajectories, or none with a reward.
+            DataError: the batch holds no trajectories.
         """
-        trajectories = tuple(t for group in batch.groups for t in group.trajectories)
-        if not trajectories:
-            raise DataError(
-                "the batch holds no trajectories: put RolloutGeneration before this module's training_step "
-                "(callbacks=[…]), or fill batch.groups yourself"
-            )
-        if all(trajectory.reward is None for trajectory in trajectories):
-            raise DataError(
-                f"none of {len(trajectories)} trajectories has a reward, so there is nothing to train on; see why the "
-                "judge fails (warnings above)"
-            )
-        numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(t.task_id for t in trajectories))}
-        kept = [k for group in batch.groups for k in group.kept_steps or [NON_FATAL] * len(group.trajectories)]
-        rewards = torch.tensor([t.reward.total if t.reward else 0.0 for t in trajectories], dtype=torch.float64)
-        group_ids = torch.tensor([numbers[t.task_id] for t in trajectories])
-        valid = torch.tensor([t.reward is not None for t in trajectories])
-        is_fatal = torch.tensor([t.is_fatal for t in trajectories])
-        raw = group_advantages(rewards, group_ids, estimator=self.advantage, valid_B=valid)
-        advantages = clamp_fatal_advantages(raw, is_fatal) if self.clamp_fatal else raw
+        rows = RolloutRows.of(batch)
+        return self._advantages(rows, rows.rewards)
+
+    def _advantages(self, rows: RolloutRows, rewards: Tensor) -> AdvantageRecord:
+        raw = group_advantages(
+            rewards,
+            rows.group_ids,
+            estimator=self.advantage,
+            valid_B=rows.valid,
+            normalize_std=self.normalize_std,
+            baseline=self.baseline,
+            is_fatal_B=rows.is_fatal,
+        )
         return AdvantageRecord(
-            trajectories=trajectories,
-            group_ids=group_ids,
-            valid=valid,
-            is_fatal=is_fatal,
-            kept_steps=torch.tensor(kept),
+            trajectories=rows.trajectories,
+            group_ids=rows.group_ids,
+            valid=rows.valid,
+            is_fatal=rows.is_fatal,
+            kept_steps=rows.kept_steps,
             raw=raw,
-            advantages=advantages,
+            advantages=clamp_fatal_advantages(raw, rows.is_fatal) if self.clamp_fatal else raw,
         )
 
-    def _mini_batches(self, record: AdvantageRecord) -> Iterator[list[int]]:
-        """Row indices of each update, whole groups together, in batch order; prompts without any reward make none."""
-        n_groups = int(record.group_ids.max()) + 1
-        size = self.mini_batch_prompts or n_groups
-        for start in range(0, n_groups, size):
-            inside = (record.group_ids >= start) & (record.group_ids < start + size) & record.valid
-            rows = torch.nonzero(inside).flatten().tolist()
-            if rows:
-                yield rows
+    def _rewards(self, rows: RolloutRows, old: Logprobs, reference: Logprobs | None) -> Tensor:
+        """Rewards, less the divergence from the reference where the penalty stands there."""
+        if reference is None or self.kl_in == "loss" or not self.kl_coefficient:
+            return rows.rewards
+        steps = padded([t.step_ids for t in rows.trajectories], -1)
+        every = range(len(rows.trajectories))
+        return kl_penalized_rewards(
+            rows.rewards,
+            padded([old[row] for row in every]),
+            padded([reference[row] for row in every]),
+            fatal_loss_mask(steps, rows.kept_steps),
+            self.kl_coefficient,
+        )
 
-    def _update(self, record: AdvantageRecord, rows: list[int], old: dict[int, Tensor]) -> dict[str, float]:
-        """One optimizer update over ``rows``, in micro-batches whose gradients add up to the whole's."""
+    def _mini_batches(self, rows: RolloutRows) -> Iterator[list[int]]:
+        """Rows of each update, whole groups together, in batch order.
+
+        Every rank makes the same updates: its groups are dealt evenly to as many as all prompts need, and an update
+        without a reward on any rank is left out on all.
+
+        Raises:
+            DataError: no trajectory of any rank has a reward.
+        """
+        n_groups, n_updates = rows.n_groups, 1
+        if self.mini_batch_prompts is not None:
+            n_updates = math.ceil(self._over_ranks(n_groups) / self.mini_batch_prompts)
+        per_update = math.ceil(n_groups / n_updates)
+        found = False
+        for first in range(0, n_updates * per_update, per_update):
+            inside = (rows.group_ids >= first) & (rows.group_ids < first + per_update) & rows.valid
+            chosen = torch.nonzero(inside).flatten().tolist()
+            if self._over_ranks(len(chosen)):
+                found = True
+                yield chosen
+        if not found:
+            raise DataError(
+                f"none of {len(rows.trajectories)} trajectories has a reward, so there is nothing to train on; see why "
+                "the judge fails (warnings above)"
+            )
+
+    # --- one update ---------------------------------------------------------------------------------------------
+
+    def _update(
+        self, rows: RolloutRows, record: AdvantageRecord, chosen: list[int], old: Logprobs, reference: Logprobs | None
+    ) -> dict[str, float]:
+        """One optimizer update over ``chosen``, in passes whose gradients add up to the whole's."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        denominator = self._denominator(record, rows)
-        parts = self._parts(record, rows)
-        loss, clipped, kept, worst = 0.0, 0.0, 0.0, 0.0
-        for (micro, share), context in accumulate(self.trainer, parts):
+        denominator = self._denominator(rows, chosen)
+        tally = Tally()
+        passes = self._plan(rows, [row for row in chosen if self._teaches(rows, record, row)])
+        n_tokens = self._over_ranks(sum(pass_tokens(rows, one) for one in passes))
+        for one, context in accumulate(self.trainer, passes):
             with context:
-                result = self._micro_batch_loss(record, micro, old, denominator)
+                loss = self._pass_loss(rows, record, one, old, reference, denominator, n_tokens, tally)
                 # data parallel strategies average gradients over the ranks; their sum is wanted
-                self.manual_backward(result.loss * self.trainer.world_size * share)
-            if not share:
-                continue
-            loss += float(result.loss.detach())
-            kept += float(result.n_tokens)
-            clipped += float(result.clip_fraction * result.n_tokens)
-            worst = max(worst, float(result.ratio_max_error))
-        lr = optimizer.param_groups[0]["lr"]
+                self.manual_backward(loss * self.trainer.world_size)
         norm = clip_and_step(self.trainer, optimizer, self.policy.parameters(), self.max_grad_norm)
+        lr = optimizer.param_groups[0]["lr"]
         scheduler: Any = self.lr_schedulers()
         if scheduler is not None:
             scheduler.step()
-        return {
-            "train/loss": loss,
-            "train/grad_norm": norm,
-            "train/lr": lr,
-            "train/clip_fraction": clipped / max(kept, 1),
-            "train/ratio_max_error": worst,
-            "train/trained_tokens": kept,
-        }
+        return {**self._figures(tally), "train/grad_norm": norm, "train/lr": lr}
 
-    def _parts(self, record: AdvantageRecord, rows: list[int]) -> list[tuple[list[int], int]]:
-        """Micro-batches that count (1), and so many without weight (0) that all ranks make the passes they must."""
-        micros = list(self._micro_batches(record, [row for row in rows if self._teaches(record, row)]))
-        # at least one: the last backward pass carries the gradients between the ranks
-        passes = agree_on_passes(self.trainer, max(1, len(micros)))
-        return [(micro, 1) for micro in micros] + [(rows[:1], 0)] * (passes - len(micros))
-
-    def _teaches(self, record: AdvantageRecord, row: int) -> bool:
-        """Whether a row has a gradient: its advantage is not zero and its mask not empty.
-
-        Equal rewards and clamped rows are common; they count in the denominators without being computed.
-        """
-        return bool(record.advantages[row] != 0) and self._kept_tokens(record, row) > 0
-
-    @staticmethod
-    def _kept_tokens(record: AdvantageRecord, row: int) -> int:
-        steps = record.trajectories[row].step_ids
-        return int(((steps >= 0) & (steps < record.kept_steps[row])).sum())
-
-    def _denominator(self, record: AdvantageRecord, rows: list[int]) -> float:
-        """Trajectories (or kept tokens) of this update on all ranks."""
-        own = sum(self._kept_tokens(record, row) for row in rows) if self.aggregation == "token-mean" else len(rows)
-        total: Any = self.trainer.strategy.reduce(torch.tensor(float(own), device=self.device), reduce_op="sum")
-        return max(1.0, float(total))
-
-    def _micro_batches(self, record: AdvantageRecord, rows: list[int]) -> Iterator[list[int]]:
-        """Rows of similar lengths, ``max_tokens_per_micro_batch`` padded tokens at most (one row may exceed it)."""
-        micro: list[int] = []
-        for row in sorted(rows, key=lambda row: len(record.trajectories[row].token_ids)):
-            width = len(record.trajectories[row].token_ids)
-            if micro and (len(micro) + 1) * width > self.max_tokens_per_micro_batch:
-                yield micro
-                micro = []
-            micro.append(row)
-        if micro:
-            yield micro
-
-    def _micro_batch_loss(
-        self, record: AdvantageRecord, rows: list[int], old: dict[int, Tensor], denominator: float
-    ) -> PolicyLoss:
-        samples = [record.trajectories[row] for row in rows]
-        batch = self._collate(samples)
-        mask_BT = fatal_loss_mask(batch.step_ids, record.kept_steps[rows].to(self.device))
-        logprobs_BT, _ = policy_logprobs(self.policy, batch, mask_BT, temperature=_temperature(samples))
-        old_BT = nn.utils.rnn.pad_sequence([old[row] for row in rows], batch_first=True).to(self.device)
-        return policy_loss(
+    def _pass_loss(
+        self,
+        rows: RolloutRows,
+        record: AdvantageRecord,
+        one: Pass,
+        old: Logprobs,
+        reference: Logprobs | None,
+        denominator: float,
+        n_tokens: float,
+        tally: Tally,
+    ) -> Tensor:
+        """Loss of one pass, to be summed over all of them, and what to log of it."""
+        batch = pack_rows(rows, one.rows, self.policy, self.device)
+        mask_BT = fatal_loss_mask(batch.step_ids, rows.kept_steps[one.rows].to(self.device)) & (not one.idle)
+        old_BT = self._padded([old[row] for row in one.rows])
+        sampling_BT = self._padded([rows.trajectories[row].sampling_logprobs for row in one.rows])
+        logprobs_BT, entropy_BT = policy_logprobs(
+            self.policy, batch, mask_BT, temperature=rows.temperature, with_entropy=True
+        )
+        assert entropy_BT is not None
+        weights_BT = None
+        if self.importance_cap is not None:
+            weights_BT = truncated_importance_weights(old_BT, sampling_BT, mask_BT, self.importance_cap)
+            tally.add(capped=(weights_BT == self.importance_cap).sum())
+        in_loss = self.kl_in == "loss"
+        result = policy_loss(
             logprobs_BT,
             old_BT,
-            record.advantages[rows].to(self.device, logprobs_BT.dtype),
+            record.advantages[one.rows].to(self.device, logprobs_BT.dtype),
             mask_BT,
             self.clip_low,
             self.clip_high,
             aggregation=self.aggregation,
             denominator=denominator,
+            ref_logprobs_BT=None if reference is None else self._padded([reference[r] for r in one.rows]),
+            kl_coefficient=self.kl_coefficient if in_loss else 0.0,
+            entropy_BT=entropy_BT if self.entropy_coefficient else entropy_BT.detach(),
+            entropy_coefficient=self.entropy_coefficient,
+            importance_weights_BT=weights_BT,
         )
-
-    def _collate(self, samples: Sequence[Trajectory]) -> ModelBatch:
-        config: Any = self.policy.config
-        batch = collate(
-            samples,
-            # padding lies behind every real token, so any id will do
-            pad_id=0,
-            image_token_id=config.image_token_id,
-            merge_size=config.vision_config.spatial_merge_size,
+        apart = mismatch(old_BT, sampling_BT, mask_BT)
+        tally.add(
+            loss=result.loss.detach(),
+            tokens=result.n_tokens,
+            clipped=result.clip_fraction * result.n_tokens,
+            entropy=entropy_BT.detach().sum(),
+            kl=result.kl,
+            mismatch=apart.absolute,
+            mismatch_kl=apart.kl,
         )
-        return batch.to(self.device)
+        tally.raise_to(ratio_max_error=result.ratio_max_error, mismatch_max=apart.largest)
+        return result.loss
 
-    @torch.no_grad()
-    def _old_logprobs(self, record: AdvantageRecord) -> dict[int, Tensor]:
-        """Log-probabilities ``[T]`` of each row under the policy before this step's updates."""
-        if self.old_logprobs == "sampling":
-            return {row: t.sampling_logprobs for row, t in enumerate(record.trajectories)}
-        old: dict[int, Tensor] = {}
-        for micro in self._micro_batches(record, list(range(len(record.trajectories)))):
-            samples = [record.trajectories[row] for row in micro]
-            batch = self._collate(samples)
-            logprobs_BT, _ = policy_logprobs(self.policy, batch, batch.step_ids >= 0, temperature=_temperature(samples))
-            for position, row in enumerate(micro):
-                old[row] = logprobs_BT[position, : len(record.trajectories[row].token_ids)].cpu()
-        return old
+    def _figures(self, tally: Tally) -> dict[str, float]:
+        """What an update logs, over all ranks."""
+        sums, highest = tally.over_ranks(self.trainer.strategy, self.device)
+        tokens = max(sums["tokens"], 1.0)
+        figures = {
+            "train/loss": sums["loss"],
+            "train/trained_tokens": sums["tokens"],
+            "train/clip_fraction": sums["clipped"] / tokens,
+            "train/entropy": sums["entropy"] / tokens,
+            "train/ratio_max_error": highest["ratio_max_error"],
+        }
+        if self.old_logprobs == "policy":
+            figures["train/mismatch"] = sums["mismatch"] / tokens
+            figures["train/mismatch_kl"] = sums["mismatch_kl"] / tokens
+            figures["train/mismatch_max"] = highest["mismatch_max"]
+        if self.importance_cap is not None:
+            figures["train/importance_capped"] = sums["capped"] / tokens
+        if self.reference is not None:
+            figures["train/kl"] = sums["kl"]
+        return figures
 
+    def _teaches(self, rows: RolloutRows, record: AdvantageRecord, row: int) -> bool:
+        """Whether a row has a gradient: its mask is not empty, and its advantage or another term not zero.
 
-def _temperature(samples: Sequence[Trajectory]) -> float:
-    """The one temperature of a micro-batch; greedy rows are taken at 1."""
-    temperatures = {t.temperature or 1.0 for t in samples}
-    if len(temperatures) > 1:
-        raise DataError(
-            f"trajectories of one batch were sampled at temperatures {sorted(temperatures)}; sample a batch at one"
+        Equal rewards and clamped rows are common; they count in the denominators without being computed.
+        """
+        others = self.entropy_coefficient or (self.kl_coefficient and self.kl_in == "loss")
+        return bool(others or record.advantages[row] != 0) and rows.kept_tokens(row) > 0
+
+    def _denominator(self, rows: RolloutRows, chosen: list[int]) -> float:
+        """Trajectories (or kept tokens) of this update on all ranks."""
+        own = sum(rows.kept_tokens(row) for row in chosen) if self.aggregation == "token-mean" else len(chosen)
+        return max(1.0, self._over_ranks(own))
+
+    def _over_ranks(self, count: float) -> float:
+        total: Any = self.trainer.strategy.reduce(
+            torch.tensor(float(count), dtype=torch.float64, device=self.device), reduce_op="sum"
         )
-    return temperatures.pop()
+        return float(total)
+
+    # --- passes -------------------------------------------------------------------------------------------------
+
+    def _plan(self, rows: RolloutRows, chosen: Sequence[int]) -> list[Pass]:
+        return plan_passes(rows, chosen, self.max_tokens_per_micro_batch, self.policy, self.trainer)
+
+    def _padded(self, values: Sequence[Tensor]) -> Tensor:
+        return padded(values).to(self.device)
+
+    def _known_logprobs(self, rows: RolloutRows) -> tuple[Logprobs, Logprobs | None]:
+        """Of the policy before this step's updates (or the engine's in its place), and of a reference."""
+        if self.old_logprobs == "sampling" and self.reference is None:
+            return _sampling_logprobs(rows), None
+        passes = self._plan(rows, range(len(rows.trajectories)))
+        old = _sampling_logprobs(rows)
+        if self.old_logprobs == "policy":
+            old = score_rows(self.policy, rows, passes, self.device)
+        return old, None if self.reference is None else score_rows(self.reference, rows, passes, self.device)
+
+
+def _sampling_logprobs(rows: RolloutRows) -> Logprobs:
+    return {row: trajectory.sampling_logprobs for row, trajectory in enumerate(rows.trajectories)}
+
+
+def _check_choice(name: str, value: Any, choices: Any) -> None:
+    if value not in get_args(choices):
+        raise ConfigurationError(f"{name} is {value!r}; set one of {', '.join(get_args(choices))}")
+
+
+def _check_not_negative(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise ConfigurationError(f"{name} is {value}; set 0 (off) or more")

@@ -132,3 +132,66 @@ def test_nobody_and_everybody_fatal():
     assert clamp_bias(advantages, nobody, ids) == {0: 0.0}
     assert clamp_bias(advantages, everybody, ids) == {0: 0.5}
     assert clamp_fatal_advantages(advantages, everybody).tolist() == [0.0, 1.0]
+
+
+def test_without_the_deviation_by_hand():
+    rewards, ids = torch.tensor([1.0, 3.0, 0.0, 4.0]), torch.zeros(4, dtype=torch.long)
+    got = group_advantages(rewards, ids, "grpo", normalize_std=False)
+    assert got.tolist() == [-1.0, 1.0, -2.0, 2.0]
+    torch.testing.assert_close(group_advantages(rewards, ids, "rloo", normalize_std=False), got * 4 / 3)
+
+
+def test_non_fatal_baseline_by_hand():
+    rewards = torch.tensor([1.0, 3.0, 0.0, 5.0, 2.0], dtype=torch.float64)
+    fatal = torch.tensor([False, False, True, True, False])
+    ids = torch.zeros(5, dtype=torch.long)
+    settings = {"baseline": "non_fatal", "is_fatal_B": fatal}
+    # the non-fatal rewards are 1, 3, 2: mean 2, population deviation sqrt(2/3)
+    plain = group_advantages(rewards, ids, "grpo", normalize_std=False, **settings)
+    assert plain.tolist() == [-1.0, 1.0, -2.0, 3.0, 0.0]
+    scaled = group_advantages(rewards, ids, "grpo", delta=0.0, **settings)
+    torch.testing.assert_close(scaled, plain / math.sqrt(2 / 3))
+    # the others of row 0 are 3 and 2; a fatal row has all three beside it
+    assert group_advantages(rewards, ids, "rloo", **settings).tolist() == [-1.5, 1.5, -2.0, 3.0, 0.0]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_fatal_rows_do_not_move_the_others_from_the_non_fatal_baseline(estimator, normalize_std):
+    ids, fatal = torch.arange(40) % 4, torch.rand(40) < 0.5
+    fatal[:8] = False
+    rewards = torch.rand(40, dtype=torch.float64)
+    settings = {"estimator": estimator, "normalize_std": normalize_std}
+    got = group_advantages(rewards, ids, baseline="non_fatal", is_fatal_B=fatal, **settings)
+    alone = group_advantages(rewards[~fatal], ids[~fatal], **settings)
+    torch.testing.assert_close(got[~fatal], alone)
+    for group in range(4):
+        assert got[~fatal & (ids == group)].sum().item() == pytest.approx(0, abs=1e-12)
+    # the clamp over all rows leaves more than nothing behind: its bias
+    clamped = clamp_fatal_advantages(group_advantages(rewards, ids, **settings), fatal)
+    assert clamped.sum() > 0.1
+
+
+def test_degenerate_groups_of_the_non_fatal_baseline():
+    rewards, ids = torch.tensor([1.0, 0.0, 0.7, 0.2]), torch.zeros(4, dtype=torch.long)
+    for estimator, normalize_std in [("grpo", True), ("grpo", False), ("rloo", True)]:
+        settings = {"estimator": estimator, "normalize_std": normalize_std, "baseline": "non_fatal"}
+        everybody = group_advantages(rewards, ids, is_fatal_B=torch.ones(4, dtype=torch.bool), **settings)
+        assert everybody.tolist() == [0.0] * 4
+        one = group_advantages(rewards, ids, is_fatal_B=torch.tensor([False, True, True, True]), **settings)
+        # one voter has no deviation to divide by
+        expected = [0.0] * 4 if normalize_std and estimator == "grpo" else [0.0, -1.0, -0.3, -0.8]
+        assert one.tolist() == pytest.approx(expected)
+    valid = torch.tensor([True, True, True, False])
+    got = group_advantages(
+        rewards, ids, "rloo", valid, baseline="non_fatal", is_fatal_B=torch.tensor([False, True, False, True])
+    )
+    assert got.tolist() == pytest.approx([0.3, -0.85, -0.3, 0.0])
+
+
+def test_an_unknown_baseline_and_untold_fatal_rows_are_named():
+    rewards, ids = torch.zeros(1), torch.zeros(1, dtype=torch.long)
+    with pytest.raises(ConfigurationError, match=r"'good'.*non_fatal"):
+        group_advantages(rewards, ids, baseline="good")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="is_fatal_B"):
+        group_advantages(rewards, ids, baseline="non_fatal")

@@ -8,6 +8,7 @@ from opensearch_lightning.algorithms import (
     aggregate,
     clamp_fatal_advantages,
     fatal_loss_mask,
+    kl_penalized_rewards,
     low_variance_kl,
     policy_loss,
 )
@@ -195,6 +196,33 @@ def test_the_kl_term_is_aggregated_as_the_loss_is(aggregation):
     assert without.kl == 0
 
 
+@aggregations
+def test_the_entropy_is_sought_and_aggregated_as_the_loss_is(aggregation):
+    logprobs, old, advantages, mask = random_batch()
+    entropy = torch.rand_like(old).requires_grad_()
+    poisoned = entropy.masked_fill(~mask, math.nan)
+    without = policy_loss(logprobs, old, advantages, mask, aggregation=aggregation)
+    got = policy_loss(
+        logprobs, old, advantages, mask, aggregation=aggregation, entropy_BT=poisoned, entropy_coefficient=0.1
+    )
+    mean = aggregate(entropy, mask, aggregation)
+    torch.testing.assert_close(got.entropy, mean.detach())
+    torch.testing.assert_close(got.loss, without.loss - 0.1 * mean)
+    torch.testing.assert_close(gradient(got.loss, entropy), -0.1 * gradient(mean, entropy))
+    watched = policy_loss(logprobs, old, advantages, mask, aggregation=aggregation, entropy_BT=entropy)
+    torch.testing.assert_close(watched.loss, without.loss)
+    assert without.entropy == 0
+
+
+def test_kl_inside_the_reward_by_hand():
+    logprobs = torch.tensor([[-1.0, -2.0, math.nan], [-1.0, -1.0, -1.0]])
+    ref = torch.tensor([[-1.5, -1.0, -1.0], [-2.0, -3.0, math.inf]])
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    # sums of log ratios: 0.5 - 1 and 1 + 2
+    got = kl_penalized_rewards(torch.tensor([1.0, 0.5]), logprobs, ref, mask, 0.1)
+    assert got.tolist() == pytest.approx([1.05, 0.2])
+
+
 def test_integer_masks_are_taken():
     logprobs, old, advantages, mask = random_batch()
     torch.testing.assert_close(
@@ -211,3 +239,5 @@ def test_bad_settings_are_refused_with_the_value():
         policy_loss(logprobs, old, advantages, mask, aggregation=unknown)
     with pytest.raises(ConfigurationError, match=r"kl_coefficient=0.1 needs ref_logprobs"):
         policy_loss(logprobs, old, advantages, mask, kl_coefficient=0.1)
+    with pytest.raises(ConfigurationError, match=r"entropy_coefficient=0.1 needs entropy_BT"):
+        policy_loss(logprobs, old, advantages, mask, entropy_coefficient=0.1)

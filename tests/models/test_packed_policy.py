@@ -41,7 +41,8 @@ def test_packed_and_padded_are_the_same(name, dtype, tolerance):
     torch.testing.assert_close(entropy, expected_entropy, atol=tolerance, rtol=0)
     for parameter, gradient in expected_gradients.items():
         scale = max(1.0, float(gradient.abs().max()))
-        torch.testing.assert_close(gradients[parameter], gradient, atol=10 * tolerance * scale, rtol=0)
+        # the model's norms compute in float32 whatever its type, and so do their gradients
+        torch.testing.assert_close(gradients[parameter], gradient, atol=max(1e-6, 10 * tolerance) * scale, rtol=0)
 
 
 def test_tokens_of_a_shared_prompt_are_scored_for_each_sample():
