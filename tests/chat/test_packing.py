@@ -153,7 +153,7 @@ def group(prompt, *rests):
 
 def test_groups_stay_together_where_that_costs_nothing():
     samples = [*group(10, 5, 5, 5), *group(11, 5, 4, 5), *group(12, 4, 4, 5), *group(13, 4, 4, 4)]
-    assert plan(samples, 50) == [[0, 1, 2, 9, 10, 11], [3, 4, 5, 6, 7, 8]]
+    assert plan(samples, 50) == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
     assert plan(samples, 1000) == [[*range(12)]]
 
 
@@ -166,8 +166,8 @@ def test_a_group_above_the_budget_is_cut_evenly():
 
 def test_a_group_is_cut_rather_than_leave_one_pack_nearly_empty():
     samples = [*group(10, *[10] * 8), *group(5, 10)]
-    packs = plan(samples, 100)
-    assert sorted(load(samples, members) for members in packs) == [55, 60]
+    # whole: 90 and 15 tokens
+    assert [load(samples, members) for members in plan(samples, 100)] == [65, 50]
 
 
 def test_a_sample_above_the_budget_is_alone():
@@ -197,7 +197,7 @@ GROUPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(GROUPS, st.integers(8, 120), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_plans_hold_their_limits(groups, max_tokens, at_least, random):
     samples = [
@@ -215,8 +215,10 @@ def test_plans_hold_their_limits(groups, max_tokens, at_least, random):
     assert loads == sorted(loads, reverse=True)
     for members, tokens in zip(packs, loads, strict=True):
         assert tokens <= max_tokens or len(members) == 1
-    # no two packs could have been one, so at most one is half empty
-    if len(packs) > at_least and all(len(sample.token_ids) <= max_tokens for sample in samples):
-        longest = max(len(sample.token_ids) for sample in samples)
-        assert loads[0] <= UNEVEN * sum(loads) / len(loads) + longest
-        assert len(packs) == 1 or loads[-1] + loads[-2] > min(max_tokens, 2 * (max_tokens - longest))
+    lengths = [len(sample.token_ids) for sample in samples]
+    longest, total, n_packs = max(lengths), sum(lengths), len(packs)
+    if longest <= max_tokens:
+        # few: the samples, one by one, would have filled one pack less up to the longest of them
+        assert n_packs <= at_least or (n_packs - 1) * (max_tokens - longest) < total
+        # even: the fullest is above the mean by the tolerance and one sample at most
+        assert loads[0] <= UNEVEN * total / n_packs + longest

@@ -31,8 +31,12 @@ def scored(model, batch, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-def test_packed_and_padded_are_the_same(name, dtype, tolerance):
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "of_gradients"),
+    # the gradients of a model in float64 pass through norms that compute in float32
+    [(torch.float32, 1e-5, 1e-5), (torch.float64, 1e-9, 1e-6)],
+)
+def test_packed_and_padded_are_the_same(name, dtype, tolerance, of_gradients):
     model, samples = tiny_policy().to(dtype), CASES[name]
     expected, expected_entropy, expected_gradients = scored(model, padded(samples), with_entropy=True)
     got, entropy, gradients = scored(model, packed(samples), with_entropy=True, chunk_size=7)
@@ -41,8 +45,7 @@ def test_packed_and_padded_are_the_same(name, dtype, tolerance):
     torch.testing.assert_close(entropy, expected_entropy, atol=tolerance, rtol=0)
     for parameter, gradient in expected_gradients.items():
         scale = max(1.0, float(gradient.abs().max()))
-        # the model's norms compute in float32 whatever its type, and so do their gradients
-        torch.testing.assert_close(gradients[parameter], gradient, atol=max(1e-6, 10 * tolerance) * scale, rtol=0)
+        torch.testing.assert_close(gradients[parameter], gradient, atol=of_gradients * scale, rtol=0)
 
 
 def test_tokens_of_a_shared_prompt_are_scored_for_each_sample():
@@ -83,7 +86,7 @@ def test_no_sample_hears_of_another():
 
 def test_a_spoiled_token_spoils_its_own_sample_only():
     model, samples = tiny_policy(), mixed()
-    private, row = 450, 3
+    private, row = 299, 3
     sample = samples[row]
     place = (sample.step_ids == 0).nonzero()[0]
     samples[row] = replace(sample, token_ids=sample.token_ids.index_fill(0, place, private))
