@@ -77,8 +77,8 @@ def policy_loss(
         kl_coefficient: ``β``.
         entropy_BT: of the policy now, with gradient, needed for ``entropy_coefficient``.
         entropy_coefficient: weight of the entropy, which is sought.
-        importance_weights_BT: ``w``, see :func:`~opensearch_lightning.algorithms.truncated_importance_weights`; ``None``
-            is 1 everywhere.
+        importance_weights_BT: ``w``, see :func:`~opensearch_lightning.algorithms.truncated_importance_weights`;
+            ``None`` is 1 everywhere.
 
     Raises:
         ConfigurationError: if a clip range is negative, the aggregation unknown, or a coefficient lacks what it weighs.
