@@ -139,9 +139,7 @@ def main() -> int:
     difference = largest_difference()
     rounds = [{variant: measured_apart(variant, arguments) for variant in VARIANTS} for _ in range(arguments.repeats)]
     missed = difference > 1e-5
-    print(
-        "| forward and backward pass | seconds | of the processor | ratio to torch | limit | memory GiB | limit | met |"
-    )
+    print("| forward and backward pass | seconds | processor | ratio to torch | limit | memory GiB | limit | met |")
     print("|---|---|---|---|---|---|---|---|")
     for variant in VARIANTS:
         seconds = statistics.median(one[variant]["seconds"] for one in rounds)

@@ -1,18 +1,25 @@
 """Qwen3-VL policies: loading, scoring, and tiny ones to begin with."""
 
 from opensearch_lightning.models.loading import load_policy, load_processor
+from opensearch_lightning.models.output_layer import output_layer_logprobs
 from opensearch_lightning.models.policy import forbidden_token_ids, policy_logprobs
+from opensearch_lightning.models.router import RouterLosses, collect_router_logits, float32_router, router_losses
 from opensearch_lightning.models.tiny import TinySizes, build_tiny_checkpoint, chat_template
 from opensearch_lightning.models.weights import full_weights, is_sharded
 
 __all__ = [
+    "RouterLosses",
     "TinySizes",
     "build_tiny_checkpoint",
     "chat_template",
+    "collect_router_logits",
+    "float32_router",
     "forbidden_token_ids",
     "full_weights",
     "is_sharded",
     "load_policy",
     "load_processor",
+    "output_layer_logprobs",
     "policy_logprobs",
+    "router_losses",
 ]
