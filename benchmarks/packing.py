@@ -41,7 +41,10 @@ def groups(n_groups: int, n_rollouts: int, policy: Any) -> list[list[TokenizedSa
     out = []
     for number in range(n_groups):
         picture = ImageInput(
-            name="img_1", encoded=str(number).encode(), pixel_values=torch.randn(side**2, values), grid_thw=(1, side, side)
+            name="img_1",
+            encoded=str(number).encode(),
+            pixel_values=torch.randn(side**2, values),
+            grid_thw=(1, side, side),
         )
         prompt = [config.vision_start_token_id, *[config.image_token_id] * n_pads, config.vision_end_token_id]
         prompt += source.choices(vocabulary, k=source.randint(370, 400))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import lightning as L
@@ -29,8 +30,9 @@ from opensearch_lightning.algorithms import (
     policy_loss,
     truncated_importance_weights,
 )
+from opensearch_lightning.chat import PackedBatch
 from opensearch_lightning.errors import ConfigurationError, DataError
-from opensearch_lightning.models import policy_logprobs
+from opensearch_lightning.models import collect_router_logits, policy_logprobs, router_losses
 from opensearch_lightning.modules.accumulation import accumulate, check_optimizer, clip_and_step
 from opensearch_lightning.modules.optim import adamw
 from opensearch_lightning.modules.passes import (
@@ -325,9 +327,10 @@ class FatalAwareGRPO(L.LightningModule):
         mask_BT = fatal_loss_mask(batch.step_ids, rows.kept_steps[one.rows].to(self.device)) & (not one.idle)
         old_BT = self._padded([old[row] for row in one.rows])
         sampling_BT = self._padded([rows.trajectories[row].sampling_logprobs for row in one.rows])
-        logprobs_BT, entropy_BT = policy_logprobs(
-            self.policy, batch, mask_BT, temperature=rows.temperature, with_entropy=True
-        )
+        with self._collect_router_logits() as router_logits:
+            logprobs_BT, entropy_BT = policy_logprobs(
+                self.policy, batch, mask_BT, temperature=rows.temperature, with_entropy=True
+            )
         assert entropy_BT is not None
         weights_BT = None
         if self.importance_cap is not None:
@@ -349,9 +352,12 @@ class FatalAwareGRPO(L.LightningModule):
             entropy_coefficient=self.entropy_coefficient,
             importance_weights_BT=weights_BT,
         )
+        loss = result.loss
+        if self._uses_routers:
+            loss = loss + self._router_loss(router_logits, batch, pass_tokens(rows, one) / max(n_tokens, 1.0), tally)
         apart = mismatch(old_BT, sampling_BT, mask_BT)
         tally.add(
-            loss=result.loss.detach(),
+            loss=loss.detach(),
             tokens=result.n_tokens,
             clipped=result.clip_fraction * result.n_tokens,
             entropy=entropy_BT.detach().sum(),
@@ -360,7 +366,7 @@ class FatalAwareGRPO(L.LightningModule):
             mismatch_kl=apart.kl,
         )
         tally.raise_to(ratio_max_error=result.ratio_max_error, mismatch_max=apart.largest)
-        return result.loss
+        return loss
 
     def _figures(self, tally: Tally) -> dict[str, float]:
         """What an update logs, over all ranks."""
@@ -381,14 +387,33 @@ class FatalAwareGRPO(L.LightningModule):
             figures["train/importance_capped"] = sums["capped"] / tokens
         if self.reference is not None:
             figures["train/kl"] = sums["kl"]
+        if self._uses_routers:
+            figures["train/router_aux"], figures["train/router_z"] = sums["router_aux"], sums["router_z"]
         return figures
+
+    @property
+    def _uses_routers(self) -> bool:
+        return bool(self.router_aux_coefficient or self.router_z_coefficient)
+
+    def _collect_router_logits(self) -> AbstractContextManager[list[Tensor]]:
+        return collect_router_logits(self.policy) if self._uses_routers else nullcontext([])
+
+    def _router_loss(self, logits: list[Tensor], batch: PackedBatch, share: float, tally: Tally) -> Tensor:
+        """Losses of the routers in a pass, means over its tokens, times the pass's share of the trained tokens."""
+        policy: Any = self.policy
+        config = policy.config.text_config
+        everything = torch.ones_like(batch.input_ids, dtype=torch.bool)
+        losses = router_losses(logits, config.num_experts, config.num_experts_per_tok, everything)
+        aux, z = (share * total / losses.tokens for total in (losses.load_balancing_sum, losses.z_sum))
+        tally.add(router_aux=aux.detach(), router_z=z.detach())
+        return self.router_aux_coefficient * aux + self.router_z_coefficient * z
 
     def _teaches(self, rows: RolloutRows, record: AdvantageRecord, row: int) -> bool:
         """Whether a row has a gradient: its mask is not empty, and its advantage or another term not zero.
 
         Equal rewards and clamped rows are common; they count in the denominators without being computed.
         """
-        others = self.entropy_coefficient or (self.kl_coefficient and self.kl_in == "loss")
+        others = self.entropy_coefficient or (self.kl_coefficient and self.kl_in == "loss") or self._uses_routers
         return bool(others or record.advantages[row] != 0) and rows.kept_tokens(row) > 0
 
     def _denominator(self, rows: RolloutRows, chosen: list[int]) -> float:

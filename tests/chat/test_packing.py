@@ -137,9 +137,7 @@ def test_a_batch_moves_as_a_whole():
 
 
 def plan(samples, max_tokens, **options):
-    return plan_packs(
-        samples, max_tokens, image_token_id=tiny_renderer().image_token_id, merge_size=MERGE, **options
-    )
+    return plan_packs(samples, max_tokens, image_token_id=tiny_renderer().image_token_id, merge_size=MERGE, **options)
 
 
 def load(samples, members):

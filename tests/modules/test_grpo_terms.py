@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from opensearch_lightning.errors import ConfigurationError, DataError
-from opensearch_lightning.models import forbidden_token_ids
+from opensearch_lightning.models import collect_router_logits, forbidden_token_ids, policy_logprobs, router_losses
 from opensearch_lightning.modules import FatalAwareGRPO
+from opensearch_lightning.modules.passes import pack_rows
+from opensearch_lightning.modules.rollout_rows import RolloutRows
 from opensearch_lightning.types import Trajectory
+from tests.models.test_router import moe
 from tests.models.tiny import tiny_policy
 from tests.modules.rollouts import batch_of, scored, trajectory, update
 
@@ -175,6 +178,31 @@ def test_a_reference_is_frozen_and_no_part_of_the_state(policy: Any, reference: 
     torch.testing.assert_close(fresh.state_dict(), state, atol=0, rtol=0)
     with pytest.raises(RuntimeError, match=r"policy\.lm_head|policy\.model"):
         fresh.load_state_dict({name: value for name, value in state.items() if "layers.0" not in name})
+
+
+def test_routers_of_a_mixture_of_experts_are_balanced_beside_the_objective() -> None:
+    policy = moe()
+    rows = [replace(trajectory("a", r, float(r)), token_ids=torch.arange(20, 20 + 15 + r)) for r in range(2)]
+    rows = scored(policy, [replace(r, step_ids=r.step_ids[: len(r.token_ids)]) for r in rows])
+    plain, _ = update(policy, batch_of(rows), advantage="rloo")
+    got, module = update(
+        policy, batch_of(rows), advantage="rloo", router_aux_coefficient=0.01, router_z_coefficient=1e-3
+    )
+    figures = {name: float(value) for name, value in module.trainer.callback_metrics.items()}
+    config = policy.config.text_config
+    trained = copy.deepcopy(policy)
+    with collect_router_logits(trained) as logits:
+        batch = pack_rows(RolloutRows.of(batch_of(rows)), [0, 1], trained, trained.device)
+        policy_logprobs(trained, batch, batch.step_ids >= 0)
+    losses = router_losses(logits, config.num_experts, config.num_experts_per_tok, torch.ones_like(batch.input_ids))
+    aux, z = losses.load_balancing_sum / losses.tokens, losses.z_sum / losses.tokens
+    assert figures["train/router_aux"] == pytest.approx(float(aux.detach()), rel=1e-5)
+    assert figures["train/router_z"] == pytest.approx(float(z.detach()), rel=1e-5)
+    (0.01 * aux + 1e-3 * z).backward()
+    for name, parameter in trained.named_parameters():
+        added = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(got[name], plain[name] + added, atol=3e-6, rtol=1e-3)
+    assert float(trained.model.language_model.layers[0].mlp.gate.weight.grad.abs().max()) > 1e-4
 
 
 def test_trajectories_of_different_temperatures_are_refused(policy: Any, rows: list[Trajectory]) -> None:
