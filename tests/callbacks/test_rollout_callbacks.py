@@ -25,7 +25,7 @@ from opensearch_lightning.rewards import CompositeReward, ExactMatchJudge, Lexic
 from opensearch_lightning.rollout import TransformersEngine
 from opensearch_lightning.tools import FaultInjector, ToolExecutor, offline_tools
 from opensearch_lightning.types import NON_FATAL, ErrorKind, RolloutBatch, StopReason, Task, TrajectoryGroup
-from tests.modules.test_grpo import trajectory
+from tests.modules.rollouts import trajectory
 
 
 def test_the_composition_of_the_documentation_trains(tiny: dict[str, Path], tiny_world: Any) -> None:
@@ -141,9 +141,7 @@ def noted_clamp(*, clamp_fatal: bool) -> Noted:
         trajectory("a", 2, 0.0, fatal_step=1),
         trajectory("a", 3, None),
     ]
-    module = FatalAwareGRPO.__new__(FatalAwareGRPO)
-    L.LightningModule.__init__(module)
-    module.advantage, module.clamp_fatal = "rloo", clamp_fatal  # type: ignore[assignment]
+    module = FatalAwareGRPO(torch.nn.Linear(1, 1), advantage="rloo", clamp_fatal=clamp_fatal)
     noted = Noted(module.compute_advantages(batch_of(rows)), clamp_fatal=clamp_fatal)
     ClampedAdvantageLogging().on_train_batch_end(None, noted, None, None, 0)  # type: ignore[arg-type]
     return noted
