@@ -35,7 +35,8 @@ class ZeroStrategy(DeepSpeedStrategy):
 
     def setup(self, trainer: L.Trainer) -> None:
         """Shard the policy, then hand it to DeepSpeed."""
-        self.precision_plugin = _Precision(self.precision_plugin.precision)
+        precision: Any = self.precision_plugin.precision
+        self.precision_plugin = _Precision(precision)
         self._init_config_if_needed()
         if self.zero_stage_3 and trainer.training:
             self._shard()

@@ -257,23 +257,3 @@ def test_settings_that_cannot_work_are_refused() -> None:
 class Endless(Batches):
     def train_dataloader(self) -> Any:
         return iter(lambda: batch_of(SAMPLES[:1]), None)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"micro_batch": 2, "max_grad_norm": None},
-            r"micro_batch = 2 splits a batch of 5 rows.*set micro_batch to null",
-        ),
-        ({"max_grad_norm": 0.5}, r"set max_grad_norm to null \(now 0\.5\) and gradient_clipping in"),
-    ],
-)
-def test_what_would_be_wrong_under_deepspeed_is_refused(options: dict[str, Any], message: str) -> None:
-    # it counts backward passes and holds the gradients itself
-    module = AgenticSFT(tiny_policy(), optimizer=sgd, schedule="constant", warmup_ratio=0, **options)
-    run = trainer(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(run.strategy), "handles_gradient_accumulation", property(lambda self: True))
-        with pytest.raises(ConfigurationError, match=message):
-            run.fit(module, datamodule=Batches([batch_of(SAMPLES)]))

@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from opensearch_lightning.strategies import ZeroStrategy
 
-PATIENCE = timedelta(minutes=1)
+PATIENCE = timedelta(minutes=5)
 """A rank that waits longer for another waits in vain."""
 
 
@@ -27,8 +27,8 @@ class CPUZeroStrategy(ZeroStrategy):
     def __init__(self, stage: int, **config: Any) -> None:
         zero = {"stage": stage, "overlap_comm": False, **config.pop("zero_optimization", {})}
         if stage == 3:
-            # by default the parameters of a tiny model all stay whole
-            zero.setdefault("stage3_param_persistence_threshold", 0)
+            # by default all parameters of a tiny model stay whole; matrices are to be shared
+            zero.setdefault("stage3_param_persistence_threshold", 500)
         super().__init__(
             config={"zero_allow_untested_optimizer": True, "zero_optimization": zero, **config},
             process_group_backend="gloo",
@@ -95,7 +95,7 @@ def on_ranks(work: Callable[[], Any], folder: Path, *, ranks: int = 2) -> list[A
     for process in processes:
         process.start()
     for process in processes:
-        process.join(300)
+        process.join(PATIENCE.total_seconds() * 2)
         if process.is_alive():
             process.kill()
     failed = [(folder / f"{rank}.error").read_text() for rank in range(ranks) if (folder / f"{rank}.error").exists()]

@@ -155,14 +155,14 @@ def interrupted(name: str, folder: Path) -> dict[str, Any]:
 
 
 def work(folder: Path, steps: Any) -> dict[str, Any]:
-    done: dict[str, Any] = {"ddp": {"sft": fit_sft("ddp")}}
-    for name in ("zero2", "zero3"):
-        done[name] = {"sft": fit_sft(name), "sgd": fit_sft(name, sgd), "grpo": fit_grpo(name, steps)}
-        done[name]["run"] = interrupted(name, folder / name)
-        with patch("opensearch_lightning.modules.sft.accumulate", plain):
-            done[name]["careless"] = fit_sft(name, sgd, EVEN, 1)
     offload = {"zero_force_ds_cpu_optimizer": False, "zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
-    done["zero3"]["offload"] = fit_sft("zero3", config=offload)
+    done: dict[str, Any] = {"ddp": {"sft": fit_sft("ddp")}}
+    done["zero2"] = {"sft": fit_sft("zero2"), "offload": fit_sft("zero2", config=offload)}
+    done["zero3"] = {"sgd": fit_sft("zero3", sgd)}
+    with patch("opensearch_lightning.modules.sft.accumulate", plain):
+        done["zero3"]["careless"] = fit_sft("zero3", sgd, EVEN, 1)
+    for name in ("zero2", "zero3"):
+        done[name] |= {"grpo": fit_grpo(name, steps), "run": interrupted(name, folder / name)}
     return done
 
 
@@ -184,12 +184,8 @@ def ranks(folder: Path, steps: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(steps: Any) -> dict[str, Any]:
-    return {
-        "sft": fit_sft("one"),
-        "sgd": fit_sft("one", sgd),
-        "grpo": fit_grpo("one", steps),
-        "even": fit_sft("one", sgd, EVEN, 1),
-    }
+    done = {"sft": fit_sft("one"), "sgd": fit_sft("one", sgd), "even": fit_sft("one", sgd, EVEN, 1)}
+    return done | {"grpo": fit_grpo("one", steps), "offload": done["sft"]}
 
 
 def furthest(one: Weights, other: Weights) -> float:
@@ -199,7 +195,7 @@ def furthest(one: Weights, other: Weights) -> float:
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("ddp", "sft"), *((name, what) for name in ("zero2", "zero3") for what in ("sft", "sgd", "grpo"))],
+    [("ddp", "sft"), ("zero2", "sft"), ("zero2", "offload"), ("zero2", "grpo"), ("zero3", "sgd"), ("zero3", "grpo")],
 )
 def test_ranks_end_where_one_process_does(ranks: Any, alone: Any, name: str, what: str) -> None:
     weights, norms = alone[what]
@@ -211,14 +207,9 @@ def test_ranks_end_where_one_process_does(ranks: Any, alone: Any, name: str, wha
         assert furthest(got, weights) < 2e-6
 
 
-@pytest.mark.parametrize("name", ["zero2", "zero3"])
-def test_backward_passes_without_care_are_wrong(ranks: Any, alone: Any, name: str) -> None:
+def test_backward_passes_without_care_are_wrong(ranks: Any, alone: Any) -> None:
     # if this fails, DeepSpeed has learned to add gradients up, and `accumulate` can be simplified
-    assert furthest(ranks[0][name]["careless"][0], alone["even"][0]) > 1e-3
-
-
-def test_optimizer_in_main_memory_changes_nothing(ranks: Any, alone: Any) -> None:
-    assert furthest(ranks[0]["zero3"]["offload"][0], alone["sft"][0]) < 2e-6
+    assert furthest(ranks[0]["zero3"]["careless"][0], alone["even"][0]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3"])
