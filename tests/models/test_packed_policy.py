@@ -61,7 +61,7 @@ def test_tokens_of_a_shared_prompt_are_scored_for_each_sample():
 @pytest.mark.parametrize("name", ["mixed", "text"])
 def test_gradient_checkpointing_changes_nothing(name):
     plain, saving = tiny_policy().train(), tiny_policy().train()
-    saving.gradient_checkpointing_enable()
+    saving.activation_checkpointing_enable()
     assert saving.model.language_model.layers[0].gradient_checkpointing
     batch = packed(CASES[name])
     expected, _, expected_gradients = scored(plain, batch)
