@@ -11,7 +11,7 @@ from opensearch_lightning import evaluate
 from opensearch_lightning.errors import OpenSearchError
 from opensearch_lightning.evaluation import pass_at_1
 from opensearch_lightning.types import StopReason, Task, TrajectoryGroup
-from tests.modules.test_grpo import trajectory
+from tests.modules.rollouts import trajectory
 
 
 def groups(*rewards: float | None, n_lost: int = 0) -> list[TrajectoryGroup]:

@@ -24,8 +24,8 @@ from opensearch_lightning.models import full_weights, load_processor
 from opensearch_lightning.modules import AgenticSFT, FatalAwareGRPO, adamw, muon_adamw
 from opensearch_lightning.strategies import read_layout
 from tests.models.tiny import tiny_checkpoint, tiny_policy
-from tests.modules.test_grpo import batch_of as rollouts_of
-from tests.modules.test_grpo import scored, trajectory
+from tests.modules.rollouts import batch_of as rollouts_of
+from tests.modules.rollouts import scored, trajectory
 from tests.modules.test_sft import SAMPLES, Batches, batch_of, sgd
 from tests.strategies.cpu_ranks import on_ranks, trainer
 
