@@ -4,6 +4,7 @@ from opensearch_lightning.callbacks.advantage_logging import ClampedAdvantageLog
 from opensearch_lightning.callbacks.curves import ToolUseCurves
 from opensearch_lightning.callbacks.fatal_masking import FatalStepMasking
 from opensearch_lightning.callbacks.graceful_interrupt import GracefulInterrupt, TrainingInterrupted
+from opensearch_lightning.callbacks.judge_logging import JudgeLogging
 from opensearch_lightning.callbacks.last_checkpoint import LastCheckpoint
 from opensearch_lightning.callbacks.progress import RolloutProgressBar
 from opensearch_lightning.callbacks.rollout import RolloutGeneration
@@ -15,6 +16,7 @@ __all__ = [
     "ClampedAdvantageLogging",
     "FatalStepMasking",
     "GracefulInterrupt",
+    "JudgeLogging",
     "LastCheckpoint",
     "RolloutGeneration",
     "RolloutProgressBar",

@@ -48,5 +48,12 @@ class JudgeError(OpenSearchError):
     """A judge could not be reached or read. The trajectory is left out of its group; it is never scored 0."""
 
 
+class JudgeUnavailable(OpenSearchError):
+    """A judge failed on too large a share of its judgements: the run stops, for what it learns from would be chance.
+
+    It is no :class:`JudgeError`: it passes the places where a single trajectory is left out.
+    """
+
+
 class RolloutLost(OpenSearchError):
     """A rollout was lost to infrastructure (an engine died). It is retried, then dropped and counted."""

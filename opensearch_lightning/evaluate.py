@@ -90,6 +90,7 @@ def evaluate(
     """
     from opensearch_lightning.composition import make
     from opensearch_lightning.launch import build_shared
+    from opensearch_lightning.rewards import Closable
 
     if decoding not in DECODINGS:
         raise ConfigurationError(f"decoding is {decoding!r}; choose one of {', '.join(DECODINGS)}")
@@ -107,6 +108,8 @@ def evaluate(
             return await roll_out(generation.loop, tasks, generation.sampling[DECODINGS[decoding]])
         finally:
             await shared["executor"].aclose()
+            if isinstance(shared.get("reward"), Closable):
+                await shared["reward"].aclose()
 
     return asyncio.run(roll())
 

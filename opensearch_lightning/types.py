@@ -142,12 +142,18 @@ class ImageInput:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardParts:
-    """Reward of one trajectory (Eq. 9): ``total = format · [α·accuracy + (1−α)·query]``."""
+    """Reward of one trajectory (Eq. 9): ``total = format · [α·accuracy + (1−α)·query]``.
+
+    ``visual`` is the score of its visual actions, in [0, 1], where a judge was asked about them; ``scorer`` names what
+    decided ``accuracy``.
+    """
 
     total: float
     format: float
     accuracy: float
     query: float
+    visual: float | None = None
+    scorer: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ class PassAt1:
     """Fraction of tasks answered right in one try, over the ``n`` trajectories that were judged.
 
     ``stderr`` is the binomial standard error ``sqrt(p(1−p)/n)``; ``unjudged`` counts trajectories without a verdict or
-    lost to infrastructure, which are in no other figure.
+    lost to infrastructure, which are in no other figure. ``scorer`` names what judged the answers.
     """
 
     accuracy: float
@@ -29,6 +29,7 @@ class PassAt1:
     fatal_fraction: float
     turns: float
     unjudged: int = 0
+    scorer: str = ""
 
 
 async def roll_out(loop: AgentLoop, tasks: Sequence[Task], sampling: SamplingParams) -> list[TrajectoryGroup]:
@@ -60,4 +61,5 @@ def pass_at_1(groups: Sequence[TrajectoryGroup]) -> PassAt1:
         fatal_fraction=sum(t.is_fatal for t in judged) / n,
         turns=sum(len(t.steps) for t in judged) / n,
         unjudged=unjudged,
+        scorer=" and ".join(sorted({t.reward.scorer for t in judged if t.reward and t.reward.scorer})),
     )

@@ -37,6 +37,8 @@ class ExactMatchJudge:
     :class:`~opensearch_lightning.rewards.AccuracyJudge`; it never fails.
     """
 
+    name = "exact match"
+
     async def judge(self, question: str, response: str, reference: Task) -> bool:
         """Compare ``response`` with ``reference``; the question is not looked at."""
         said = normalize_answer(response)

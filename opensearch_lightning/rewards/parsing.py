@@ -1,7 +1,6 @@
 """Reading what a judge model wrote. What cannot be read is ``None``, never a default."""
 
 import json
-import math
 import re
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ _SCORE_LINE = re.compile(
     r"(?=\s*(?:$|[\])\"';:!(–—]|[.,](?!\s*\d)|-\s+[^\d\s]))",
     re.IGNORECASE | re.MULTILINE,
 )
+_FENCE = re.compile(r"```[a-zA-Z]*\n(.*?)```", re.DOTALL)
 _SCORE_KEY = re.compile(r"^[\s\-#>]*score\s*[:=]", re.IGNORECASE | re.MULTILINE)
 
 
@@ -52,12 +52,45 @@ def parse_score(text: str) -> float | None:
     """
     value = _json_value(text, "score")
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return _unit(float(value))
+        return _unit(value)
     plain = text.translate(_MARKUP) if value is None else f"score: {value}"
     found = _SCORE_LINE.findall(plain)
     if len(found) != len(_SCORE_KEY.findall(plain)):
         return None
     return _agreed([_ratio(number, percent, whole) for number, percent, whole in found])
+
+
+def parse_object(text: str) -> dict[str, Any] | None:
+    """Read a text that is one JSON object and nothing else.
+
+    Returns:
+        ``None`` for anything before or after it, a name given twice, or a number that is not finite.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def unwrapped(text: str) -> str:
+    """``text`` without the reasoning before it (``…</think>``) and the code fence around it."""
+    text = text.strip()
+    if not text.startswith(("{", "```")):
+        text = text.rpartition("</think>")[2].strip()
+    fenced = _FENCE.fullmatch(text)
+    return fenced[1].strip() if fenced else text
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("a name stands twice")
+    return record
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _json_value(text: str, key: str) -> Any:
@@ -67,7 +100,7 @@ def _json_value(text: str, key: str) -> Any:
         return None
     try:
         record = json.loads(text[start : end + 1])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record.get(key) if isinstance(record, dict) else None
 
@@ -83,7 +116,8 @@ def _ratio(number: str, percent: str, whole: str) -> float | None:
 
 
 def _unit(value: float) -> float | None:
-    return value if math.isfinite(value) and 0.0 <= value <= 1.0 else None
+    # Compared first: a whole number of JSON may be one that no float holds.
+    return float(value) if 0.0 <= value <= 1.0 else None
 
 
 def _agreed(values: list[_T]) -> _T | None:

@@ -5,8 +5,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opensearch_lightning.rewards.calls import called_arguments, called_tool
 from opensearch_lightning.tools.analysis import STOPWORDS
-from opensearch_lightning.tools.schemas import ARGUMENT_ALIASES, TOOL_ALIASES
 from opensearch_lightning.types import INFRASTRUCTURE_ERRORS, ErrorKind, Step, Task
 
 # Kind of each search tool, and the argument that says what to look for.
@@ -18,11 +18,13 @@ _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30f
 class Search:
     """One search of a trajectory.
 
-    ``words`` are the content words of a text query, or the one image name of an image search. ``known`` are the
-    content words that the question and the observations before this search had shown.
+    ``query`` is what was looked for, as the policy wrote it: a text, or the name of an image. ``words`` are the
+    content words of a text query, or the one image name of an image search. ``known`` are the content words that the
+    question and the observations before this search had shown.
     """
 
     kind: str
+    query: str
     words: frozenset[str]
     known: frozenset[str]
     text: str
@@ -79,6 +81,8 @@ class LexicalQueryJudge:
     held against the query. It is the embedded :class:`~opensearch_lightning.rewards.QueryJudge`; it never fails.
     """
 
+    name = "lexical"
+
     async def score(self, task: Task, steps: Sequence[Step]) -> float:
         """Score of ``steps`` in [0, 1]."""
         quality = self.quality(task, steps)
@@ -103,14 +107,15 @@ def _search(step: Step, known: frozenset[str]) -> Search | None:
     action, result = step.action, step.result
     if action.kind != "tool_call" or result is None:
         return None
-    tool = result.tool or TOOL_ALIASES.get(action.name or "", action.name)
+    tool = called_tool(step)
     if tool not in _SEARCHES:
         return None
     kind, argument = _SEARCHES[tool]
-    given = {ARGUMENT_ALIASES[tool].get(name, name): value for name, value in (action.arguments or {}).items()}
-    query = str(given.get(argument, ""))
+    query = str(called_arguments(step).get(argument, ""))
     words = content_words(query) if kind == "text" else frozenset({query})
-    return Search(kind=kind, words=words, known=known, text=result.text, hits=result.hits, error=step.error)
+    return Search(
+        kind=kind, query=query, words=words, known=known, text=result.text, hits=result.hits, error=step.error
+    )
 
 
 def _is_wrong_call(search: Search) -> bool:

@@ -77,6 +77,7 @@ class Reward(Protocol):
 
         Raises:
             JudgeError: a judge could not be reached or read.
+            JudgeUnavailable: it fails too often to go on.
         """
         ...
 
