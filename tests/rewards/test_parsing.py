@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from opensearch_lightning.rewards import parse_score, parse_verdict
+from opensearch_lightning.rewards.parsing import parse_object, unwrapped
 
 CASES = Path(__file__).parent / "cases"
 
@@ -100,8 +101,53 @@ def test_readable_scores(text: str, score: float) -> None:
         '{"score": true}',
         '{"score": 7}',
         '{"score": null}',
+        '{"score": NaN}',
+        '{"score": 1' + "0" * 400 + "}",
+        '{"score": ' + "[" * 100_000 + "}",
         "0.7",
     ],
 )
 def test_unreadable_scores(text: str) -> None:
     assert parse_score(text) is None
+
+
+def test_an_object_and_nothing_else() -> None:
+    assert parse_object(' {"a": {"b": [1, 0.5, null]}}\n') == {"a": {"b": [1, 0.5, None]}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "prose",
+        "[]",
+        "null",
+        '{"a": 1} so',
+        'So: {"a": 1}',
+        '{"a": 1}{"a": 1}',
+        '{"a": 1, "a": 2}',
+        '{"a": {"b": 1, "b": 1}}',
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1',
+        '{"a":' + "[" * 100_000,
+    ],
+)
+def test_what_is_no_single_object(text: str) -> None:
+    assert parse_object(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        (' {"a": "</think>"} ', '{"a": "</think>"}'),
+        ("<think>x</think>\n\nyes", "yes"),
+        ("x</think> yes", "yes"),
+        ('```json\n{"a": 1}\n```', '{"a": 1}'),
+        ("<think>```x```</think>```\nyes\n```", "yes"),
+        ("```yes```", "```yes```"),
+        ("yes", "yes"),
+    ],
+)
+def test_reasoning_and_fences_go(text: str, bare: str) -> None:
+    assert unwrapped(text) == bare

@@ -85,6 +85,7 @@ def test_aliases_and_chinese_are_read() -> None:
     step = call("web_search", tool=None, arguments={"query": "Velmora 市长"})
     (search,) = searches(TASK.question, [step])
     assert search.kind == "text"
+    assert search.query == "Velmora 市长"
     assert search.words == {"velmora", "市", "长"}
     assert quality(image(error=ErrorKind.UNKNOWN_IMAGE)).relevance == 0.0
 
