@@ -25,6 +25,12 @@ def test_figures_are_over_what_was_judged() -> None:
     assert (figures.accuracy, figures.stderr, figures.n, figures.unjudged) == (0.5, 0.25, 4, 3)
 
 
+def test_figures_name_who_judged() -> None:
+    (group,) = groups(1.0, 0.0, None)
+    judged = [t if t.reward is None else replace(t, reward=replace(t.reward, scorer="x")) for t in group.trajectories]
+    assert pass_at_1([replace(group, trajectories=tuple(judged))]).scorer == "x"
+
+
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     """``opensearch evaluate`` without data and model; ``evaluate.evaluate`` is for the test to set."""
