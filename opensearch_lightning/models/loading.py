@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.models.router import float32_router as make_routers_float32
 
 HEAD_DTYPES = ("float32", "float64")
 
@@ -23,6 +24,7 @@ def load_policy(
     train_vision: bool = True,
     head_dtype: str | None = None,
     gradient_checkpointing: bool = False,
+    float32_router: bool = False,
 ) -> Any:
     """Load a Qwen3-VL checkpoint as a policy to train.
 
@@ -37,9 +39,11 @@ def load_policy(
             The matrix is converted at each call, so a large vocabulary needs room for a second one.
         gradient_checkpointing: keep only the inputs of each layer for the backward pass and compute the rest again:
             about a third more time for a fraction of the memory.
+        float32_router: routers of a mixture of experts compute in float32, whatever the type of the weights (Table 5).
 
     Raises:
-        ConfigurationError: if there is no checkpoint at ``path``, or the output layer cannot compute in that type.
+        ConfigurationError: if there is no checkpoint at ``path``, the output layer cannot compute in that type, or the
+            model has no router.
     """
     if head_dtype not in (None, *HEAD_DTYPES):
         raise ConfigurationError(f"head_dtype is {head_dtype!r}; set one of {', '.join(HEAD_DTYPES)}, or null")
@@ -50,6 +54,8 @@ def load_policy(
     policy.model.visual.requires_grad_(train_vision)
     if head_dtype is not None:
         policy.lm_head = OutputLayer(policy.lm_head, getattr(torch, head_dtype))
+    if float32_router:
+        make_routers_float32(policy)
     if gradient_checkpointing:
         # the reentrant kind needs inputs that require gradients, which a frozen vision tower's are not
         policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -3,6 +3,7 @@ import torch
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import load_policy, load_processor
+from tests.models.test_router import moe
 from tests.models.tiny import tiny_policy, tiny_processor
 
 
@@ -54,3 +55,25 @@ def test_the_processor_survives_saving(tmp_path):
     assert again.chat_template == tiny_processor().chat_template
     assert again.image_processor.size == tiny_processor().image_processor.size
     assert again.tokenizer.get_vocab() == tiny_processor().tokenizer.get_vocab()
+
+
+def test_gradient_checkpointing_is_of_the_kind_that_keeps_gradients_behind_a_frozen_tower():
+    policy = tiny_policy(gradient_checkpointing=True, train_vision=False).train()
+    layers = [module for module in policy.modules() if getattr(module, "gradient_checkpointing", False)]
+    assert layers
+    assert all(layer._gradient_checkpointing_func.keywords == {"use_reentrant": False} for layer in layers)
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in tiny_policy().modules())
+
+
+def test_routers_in_float32_need_routers(tmp_path):
+    with pytest.raises(ConfigurationError, match="has no router"):
+        tiny_policy(float32_router=True)
+    moe(dtype=torch.bfloat16).save_pretrained(tmp_path)
+    seen = []
+    policy = load_policy(tmp_path, dtype="bfloat16", float32_router=True)
+    for module in policy.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.register_forward_hook(lambda _module, _inputs, outputs: seen.append(outputs[0].dtype))
+    policy(input_ids=torch.arange(20, 30)[None])
+    assert seen
+    assert set(seen) == {torch.float32}
