@@ -166,6 +166,8 @@ class Trajectory:
     gradient under the fatal mask (``NON_FATAL``: none); ``is_fatal`` is what clamp and hard mask look at: a
     trajectory that ran out of turns or tokens is fatal there while ``fatal_step`` stays ``NON_FATAL``.
     ``reward`` is ``None`` until scored, and stays so when a judge failed: such a row has no vote in its group.
+    ``weight_version`` and ``last_weight_version`` are those of the weights that sampled the first and the last token;
+    they differ where the engine got new weights in between.
     """
 
     task_id: str
@@ -181,6 +183,7 @@ class Trajectory:
     reward: RewardParts | None = None
     temperature: float = 1.0
     weight_version: int = 0
+    last_weight_version: int = 0
 
     @property
     def response(self) -> str | None:
@@ -199,22 +202,27 @@ class TrajectoryGroup:
     """The trajectories of one task.
 
     ``kept_steps[i]``: steps of trajectory ``i`` below this index carry gradient; ``None`` before a mask was chosen
-    (then every sampled token does). ``n_lost`` counts rollouts dropped after an infrastructure failure.
+    (then every sampled token does). ``n_lost`` counts rollouts dropped after an infrastructure failure, those among
+    them that took too long also in ``n_abandoned``; ``n_retried`` counts second and further tries.
     """
 
     task: Task
     trajectories: tuple[Trajectory, ...]
     kept_steps: tuple[int, ...] | None = None
     n_lost: int = 0
+    n_abandoned: int = 0
+    n_retried: int = 0
 
 
 @dataclass(kw_only=True)
 class RolloutBatch:
     """Tasks of one GRPO step; callbacks fill ``groups`` in place before ``training_step`` sees it.
 
-    ``split`` names what the batch is for (``"train"``, ``"val_greedy"``, ``"val_sampled"``).
+    ``split`` names what the batch is for (``"train"``, ``"val_greedy"``, ``"val_sampled"``). ``number`` is the batch's
+    place in the order of the data, from 0, where it has one.
     """
 
     tasks: list[Task]
     groups: list[TrajectoryGroup] = field(default_factory=list)
     split: str = "train"
+    number: int | None = None

@@ -92,11 +92,11 @@ class SearchVLRLDataModule(ResumableDataModule):
 
     def train_dataloader(self) -> Iterable[RolloutBatch]:
         """Batches of this rank, from behind the last one trained."""
-        tasks = self._ready()
-        self._check_divides("prompts_per_step", self._prompts_per_step)
-        order = EpochOrder(n_rows=len(tasks.rows), batch_size=self._prompts_per_step, seed=self._seed)
-        batches = _TrainBatches(tasks, order, rank=self._rank, world_size=self._world_size)
-        return self._endless(batches, num_workers=self._num_workers)
+        return self._endless(self._batches(), num_workers=self._num_workers)
+
+    def train_batch(self, number: int) -> RolloutBatch:
+        """Batch ``number`` of this rank, whatever was trained: rollouts that run ahead ask for it."""
+        return self._batches().batch(number)
 
     def val_dataloader(self) -> list[Iterable[RolloutBatch]]:
         """A greedy and a sampled pass over the validation tasks."""
@@ -108,6 +108,12 @@ class SearchVLRLDataModule(ResumableDataModule):
         own = _Tasks(self._val.reader, self._val.rows[self._rank :: self._world_size])
         loaders = [_ValLoader(own, batch_size=self._val_batch, split=split) for split in VAL_SPLITS]
         return [self._for_trainer(loader) for loader in loaders]
+
+    def _batches(self) -> "_TrainBatches":
+        tasks = self._ready()
+        self._check_divides("prompts_per_step", self._prompts_per_step)
+        order = EpochOrder(n_rows=len(tasks.rows), batch_size=self._prompts_per_step, seed=self._seed)
+        return _TrainBatches(tasks, order, rank=self._rank, world_size=self._world_size)
 
     def _order(self) -> Mapping[str, int | str]:
         tasks = self._ready()
@@ -171,7 +177,7 @@ class _TrainBatches:
 
     def batch(self, number: int) -> RolloutBatch:
         own = self._order.batch(number)[self._rank :: self._world_size]
-        return RolloutBatch(tasks=self._tasks.tasks(self._tasks.rows[own]))
+        return RolloutBatch(tasks=self._tasks.tasks(self._tasks.rows[own]), number=number)
 
 
 class _ValLoader:

@@ -3,6 +3,7 @@
 from opensearch_lightning.rollout.agent_loop import AgentLoop, check_room
 from opensearch_lightning.rollout.protocol import (
     EngineSession,
+    EngineStats,
     FinishReason,
     Generation,
     Reward,
@@ -15,6 +16,7 @@ from opensearch_lightning.rollout.transformers_engine import TransformersEngine
 __all__ = [
     "AgentLoop",
     "EngineSession",
+    "EngineStats",
     "FinishReason",
     "Generation",
     "Reward",

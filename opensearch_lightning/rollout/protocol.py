@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -61,12 +61,23 @@ class SessionKey:
 class Generation:
     """Sampled tokens of one turn, with log-probabilities of the distribution they were drawn from.
 
-    With ``finish == STOP`` the last id is the end-of-turn token.
+    With ``finish == STOP`` the last id is the end-of-turn token. ``weight_versions`` names the weights that each token
+    was sampled from; an engine whose weights never change while rollouts run may leave it empty.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish: FinishReason
+    weight_versions: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStats:
+    """What an engine has done since it was made. ``busy_s``: wall seconds with a batch on the model."""
+
+    busy_s: float = 0.0
+    sampled_tokens: int = 0
+    prefilled_tokens: int = 0
 
 
 class Reward(Protocol):
@@ -97,7 +108,11 @@ class EngineSession(Protocol):
 
 
 class RolloutEngine(Protocol):
-    """Samples tokens from the policy. ``weight_version`` is the last one given to :meth:`update_weights`."""
+    """Samples tokens from the policy. ``weight_version`` is the last one given to :meth:`update_weights`.
+
+    Two things an engine may have besides: ``live_updates = True`` where :meth:`update_weights` may come while sessions
+    are open, from any thread, which asynchronous rollouts need; and ``stats()``, which returns :class:`EngineStats`.
+    """
 
     renderer: ChatRenderer
     weight_version: int

@@ -2,20 +2,22 @@
 
 Sequences enter and leave the batch between single tokens, so rollouts that wait for a tool hold up nobody. A turn's
 observation is prefilled onto what the sequence has cached already; rollouts of one task prefill their common prompt,
-images included, once.
+images included, once. With weights of its own the engine takes new ones between two tokens, while rollouts run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
 import threading
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -25,9 +27,10 @@ from opensearch_lightning.chat import ChatRenderer, mrope_positions
 from opensearch_lightning.errors import ConfigurationError, RolloutLost
 from opensearch_lightning.models import forbidden_token_ids
 from opensearch_lightning.rollout.noise import turn_uniforms
-from opensearch_lightning.rollout.protocol import FinishReason, Generation, SamplingParams, SessionKey
+from opensearch_lightning.rollout.protocol import EngineStats, FinishReason, Generation, SamplingParams, SessionKey
 from opensearch_lightning.rollout.sampling import sample_tokens
 from opensearch_lightning.rollout.slot_cache import SlotCache
+from opensearch_lightning.rollout.turnstile import Turnstile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,27 +44,57 @@ the trainer's large batches go through: small batches are padded."""
 
 @dataclass(eq=False)
 class _Sequence:
-    """One session's place in the engine. ``fresh`` holds the tokens that are not cached yet."""
+    """One session's place in the engine. ``fresh`` and ``images`` are what is not cached yet; ``asking``: has a turn due."""
 
     key: SessionKey
     slot: int = -1
-    length: int = 0
+    asking: bool = False
+    idle_since: float = 0.0
     next_position: int = 0
+    cached: list[int] = field(default_factory=list)
+    cached_images: tuple[ImageInput, ...] = ()
     fresh: list[int] = field(default_factory=list)
-    images: Sequence[ImageInput] = ()
+    images: tuple[ImageInput, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     noise: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     future: asyncio.Future[Generation] | None = None
     lost: Exception | None = None
 
+    @property
+    def length(self) -> int:
+        return len(self.cached)
+
     def finish(self, reason: FinishReason) -> Generation:
-        return Generation(token_ids=self.sampled, logprobs=self.logprobs, finish=reason)
+        self.asking = False
+        self.idle_since = time.monotonic()
+        return Generation(
+            token_ids=self.sampled, logprobs=self.logprobs, finish=reason, weight_versions=self.versions
+        )
+
+    def to_cache(self) -> None:
+        """What was fresh has gone through the model."""
+        self.cached += self.fresh
+        self.cached_images += self.images
+        self.fresh, self.images = [], ()
+
+    def from_cache(self) -> None:
+        """Everything has to go through the model again."""
+        self.fresh, self.images = self.cached + self.fresh, self.cached_images + self.images
+        self.cached, self.cached_images, self.next_position = [], (), 0
+
+
+_Turn = tuple[_Sequence, Generation]
+"""A turn that has ended, and whose it is."""
 
 
 class TransformersEngine:
-    """Samples from a Qwen3-VL policy of transformers, on the policy's own weights.
+    """Samples from a Qwen3-VL policy of transformers, on the policy's own weights or on a copy.
+
+    A rollout whose tool runs keeps its place in the cache, so that its next turn is cheap. Where others wait, it gives
+    the place up after ``evict_idle_s`` and is prefilled anew when its result is there: a slow tool blocks nobody.
 
     Args:
         policy: the model; shared with the trainer, so that its weights are always the trained ones.
@@ -71,6 +104,12 @@ class TransformersEngine:
         max_prefill_tokens: padded tokens of one prefill pass.
         reproducible: run in lockstep: a batch goes on only when every open session has asked for its next turn, so
             that batches, and with them the last bits of the log-probabilities, do not depend on timing.
+        own_weights: sample from a copy of the policy, so that it can be trained while rollouts run.
+        on_update: what becomes of the caches of running rollouts when the copy gets new weights: ``"recompute"`` fills
+            them again, so that each further token comes from the new policy; ``"keep"`` goes on with keys and values
+            of the old weights, which costs nothing. Log-probabilities are those of the distribution that each token
+            was drawn from either way.
+        evict_idle_s: seconds that a rollout keeps its place while its tool runs and others wait for a place.
     """
 
     def __init__(
@@ -82,7 +121,14 @@ class TransformersEngine:
         max_length: int = 4096,
         max_prefill_tokens: int = 8192,
         reproducible: bool = False,
+        own_weights: bool = False,
+        on_update: Literal["recompute", "keep"] = "recompute",
+        evict_idle_s: float = 0.5,
     ) -> None:
+        if on_update not in ("recompute", "keep"):
+            raise ConfigurationError(f'on_update is {on_update!r}; set "recompute" or "keep"')
+        if not evict_idle_s >= 0:
+            raise ConfigurationError(f"evict_idle_s is {evict_idle_s}; set seconds, 0 or more")
         if max_sequences < 1 or max_length < 2:
             raise ConfigurationError(
                 f"max_sequences is {max_sequences} and max_length {max_length}; set them to at least 1 and 2"
@@ -93,13 +139,17 @@ class TransformersEngine:
                 f"the policy's attention is {attention!r}, which takes no mask of cached rows; load it with "
                 'attn_implementation="sdpa"'
             )
-        self.policy = policy
+        self.policy = _frozen_copy(policy) if own_weights else policy
         self.renderer = processor if isinstance(processor, ChatRenderer) else ChatRenderer(processor)
         self.max_length = max_length
         self.weight_version = 0
         self._forbidden_ids = torch.tensor(forbidden_token_ids(policy.config), dtype=torch.long)
         self._max_prefill_tokens = max_prefill_tokens
+        self._trained = policy
         self._reproducible = reproducible
+        self._own_weights = own_weights
+        self._on_update = on_update
+        self._evict_idle_s = evict_idle_s
         self._cache = SlotCache(max_sequences, max_length)
         self._slots: list[_Sequence | None] = [None] * max_sequences
         self._active = 0
@@ -107,9 +157,21 @@ class TransformersEngine:
         self._pending: deque[_Sequence] = deque()
         self._closed: deque[_Sequence] = deque()
         self._lock = threading.Lock()
+        self._model_turn = Turnstile()
+        self._halted = False
+        self._stats = EngineStats()
         self._wake: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Task[None] | None = None
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-engine")
+
+    @property
+    def live_updates(self) -> bool:
+        """Whether new weights may come while rollouts run."""
+        return self._own_weights and not self._reproducible
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine was made; call it from any thread."""
+        return self._stats
 
     # --- for the agent loop -------------------------------------------------------------------------------------
 
@@ -117,15 +179,17 @@ class TransformersEngine:
     async def session(self, key: SessionKey) -> AsyncIterator[_Session]:
         """Open a sequence; it keeps its cache until the context is left."""
         sequence = _Sequence(key=key)
-        self._open.add(sequence)
+        with self._lock:
+            self._open.add(sequence)
         if self._server is None or self._server.done():
             self._wake = asyncio.Event()
-            self._server = asyncio.get_running_loop().create_task(self._serve())
+            self._loop = asyncio.get_running_loop()
+            self._server = self._loop.create_task(self._serve())
         try:
             yield _Session(self, sequence)
         finally:
-            self._open.discard(sequence)
             with self._lock:
+                self._open.discard(sequence)
                 if sequence in self._pending:
                     self._pending.remove(sequence)
                 self._closed.append(sequence)
@@ -134,12 +198,29 @@ class TransformersEngine:
     def update_weights(self, named_weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Bring the policy to ``named_weights``; weights that are the policy's own tensors are left as they are.
 
+        With ``own_weights`` it may come at any time and from any thread: running rollouts are interrupted between two
+        tokens and go on with the new weights when it returns.
+
         Raises:
-            ConfigurationError: a session is open, a name is unknown or missing, or a shape differs.
+            ConfigurationError: a session is open and the weights are not the engine's own, a name is unknown or
+                missing, or a shape differs.
         """
-        if self._open:
-            raise ConfigurationError(f"{len(self._open)} rollouts are running; update weights between them")
-        own, given = dict(self.policy.named_parameters()), dict(named_weights)
+        if self._open and not self.live_updates:
+            raise ConfigurationError(
+                f"{len(self._open)} rollouts are running; update weights between them, or give the engine weights of "
+                "its own (own_weights=True, and not reproducible)"
+            )
+        given = dict(named_weights)
+        with self._model_turn.hold():
+            self._copy_weights(given)
+            with self._lock:
+                self._refresh_caches()
+            self.weight_version = version
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._notify)
+
+    def _copy_weights(self, given: Mapping[str, Tensor]) -> None:
+        own = dict(self.policy.named_parameters())
         wrong = sorted(own.keys() ^ given.keys()) or [name for name in own if own[name].shape != given[name].shape]
         if wrong:
             given_shape, own_shape = (
@@ -149,11 +230,28 @@ class TransformersEngine:
                 f"the weights given are not those of the engine's model ({len(wrong)} differ, first {wrong[0]}: given "
                 f"{given_shape}, the engine has {own_shape}); give the engine the model that is trained"
             )
+        moved = any((own[n].device, own[n].dtype) != (weight.device, weight.dtype) for n, weight in given.items())
+        if self._own_weights and moved:
+            # a trainer places its policy, and may convert it, after the engine was made
+            self.policy = _frozen_copy(self._trained)
+            own = dict(self.policy.named_parameters())
         for name, weight in given.items():
             if own[name].data_ptr() != weight.data_ptr():
                 own[name].data.copy_(weight)
+
+    def _refresh_caches(self) -> None:
+        """Let running rollouts go on under the weights that were just copied."""
+        if self._open and self._on_update == "keep":
+            return
+        for sequence in self._open:
+            in_turn = 0 <= sequence.slot < self._active
+            sequence.from_cache()
+            if in_turn:
+                self._deactivate(sequence)
+                self._pending.append(sequence)
+            elif not sequence.asking:
+                self._free_slot(sequence)
         self._cache.clear()
-        self.weight_version = version
 
     async def _request(
         self,
@@ -165,15 +263,16 @@ class TransformersEngine:
     ) -> Generation:
         if sequence.lost is not None:
             raise RolloutLost(f"the cache of {sequence.key} went with a failed batch") from sequence.lost
-        sequence.fresh = sequence.fresh + list(token_ids)
-        sequence.images = images
         sequence.sampling = sampling
-        sequence.sampled, sequence.logprobs = [], []
-        if sequence.length + len(sequence.fresh) >= self.max_length:
-            return sequence.finish(FinishReason.CONTEXT)
+        sequence.sampled, sequence.logprobs, sequence.versions = [], [], []
         sequence.noise = turn_uniforms(sampling.seed, sequence.key, step, sampling.max_turn_tokens)
         sequence.future = asyncio.get_running_loop().create_future()
         with self._lock:
+            sequence.fresh = sequence.fresh + list(token_ids)
+            sequence.images += tuple(images)
+            if sequence.length + len(sequence.fresh) >= self.max_length:
+                return sequence.finish(FinishReason.CONTEXT)
+            sequence.asking = True
             self._pending.append(sequence)
         self._notify()
         return await sequence.future
@@ -192,26 +291,53 @@ class TransformersEngine:
     def _admissible(self) -> bool:
         """Whether a waiting rollout has a place in the cache, or could get one."""
         with self._lock:
-            return bool(self._closed and self._pending) or any(
-                sequence.slot >= 0 or None in self._slots for sequence in self._pending
+            if not self._pending:
+                return False
+            return bool(
+                self._closed
+                or None in self._slots
+                or any(sequence.slot >= 0 for sequence in self._pending)
+                or self._evictable() is not None
             )
 
+    def _evictable(self) -> _Sequence | None:
+        """The rollout that has been idle for longest, if it has been for long enough."""
+        if self._reproducible:
+            return None
+        idle = [sequence for sequence in self._slots if sequence is not None and not sequence.asking]
+        longest = min(idle, key=lambda sequence: sequence.idle_since, default=None)
+        if longest is None or time.monotonic() - longest.idle_since < self._evict_idle_s:
+            return None
+        return longest
+
     async def _serve(self) -> None:
-        assert self._wake is not None
         was_training = self.policy.training
         self.policy.eval()
-        try:
-            while self._open:
-                while self._ready():
-                    await self._serve_batch()
-                await self._wake.wait()
-                self._wake.clear()
-        finally:
-            self.policy.train(was_training)
+        self._halted = False
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollout-engine") as worker:
+            try:
+                while self._open:
+                    while self._ready():
+                        await self._serve_batch(worker)
+                    await self._woken()
+            finally:
+                self._halted = True
+                if not self._own_weights:
+                    self.policy.train(was_training)
 
-    async def _serve_batch(self) -> None:
+    async def _woken(self) -> None:
+        """Until something may have changed: a rollout asked or left, or one that is idle may be evicted."""
+        assert self._wake is not None
+        timeout_s = max(self._evict_idle_s, 0.01) if self._pending and not self._reproducible else None
         try:
-            finished = await asyncio.get_running_loop().run_in_executor(self._worker, self._advance)
+            await asyncio.wait_for(self._wake.wait(), timeout_s)
+        except TimeoutError:
+            return
+        self._wake.clear()
+
+    async def _serve_batch(self, worker: ThreadPoolExecutor) -> None:
+        try:
+            finished = await asyncio.get_running_loop().run_in_executor(worker, self._advance)
         except Exception as error:  # whatever broke in the model, the rollouts are told and the engine goes on
             self._fail(error)
             return
@@ -222,11 +348,13 @@ class TransformersEngine:
 
     def _fail(self, error: Exception) -> None:
         """Tell every waiting rollout that the engine died, and start again from an empty cache."""
-        self._pending.clear()
-        self._slots = [None] * len(self._slots)
-        self._active = 0
-        self._cache.clear()
-        for sequence in self._open:
+        with self._model_turn.hold(), self._lock:
+            self._pending.clear()
+            self._slots = [None] * len(self._slots)
+            self._active = 0
+            self._cache.clear()
+            running = list(self._open)
+        for sequence in running:
             sequence.slot = -1
             sequence.lost = error
             if sequence.future is not None and not sequence.future.done():
@@ -237,27 +365,40 @@ class TransformersEngine:
     # --- the worker thread's side -------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _advance(self) -> list[tuple[_Sequence, Generation]]:
+    def _advance(self) -> list[_Turn]:
         """Take in what waits, then decode until a rollout has its turn (in lockstep: until all have)."""
-        self._release()
-        finished = self._prefill(self._admit())
-        while self._active:
-            finished += self._decode()
-            if not self._reproducible and (finished or self._admissible()):
+        with self._model_turn.hold():
+            self._release()
+            finished = self._timed(self._prefill, self._admit())
+        while self._active and not self._halted:
+            with self._model_turn.hold():
+                if self._active:
+                    finished += self._timed(self._decode)
+            if not self._reproducible and (finished or self._closed or self._admissible()):
                 break
         return finished
+
+    def _timed(self, work: Callable[..., list[_Turn]], *args: Any) -> list[_Turn]:
+        started = time.perf_counter()
+        try:
+            return work(*args)
+        finally:
+            busy_s = self._stats.busy_s + time.perf_counter() - started
+            self._stats = replace(self._stats, busy_s=busy_s)
 
     def _release(self) -> None:
         with self._lock:
             closed = list(self._closed)
             self._closed.clear()
         for sequence in closed:
-            if sequence.slot < 0:
-                continue
-            if sequence.slot < self._active:
-                self._deactivate(sequence)
-            self._slots[sequence.slot] = None
-            sequence.slot = -1
+            self._free_slot(sequence)
+
+    def _free_slot(self, sequence: _Sequence) -> None:
+        if sequence.slot < 0:
+            return
+        self._deactivate(sequence)
+        self._slots[sequence.slot] = None
+        sequence.slot = -1
 
     def _admit(self) -> list[_Sequence]:
         with self._lock:
@@ -267,6 +408,10 @@ class TransformersEngine:
             admitted = []
             for sequence in waiting:
                 if sequence.slot < 0:
+                    if not free and (idle := self._evictable()) is not None:
+                        free.append(idle.slot)
+                        self._free_slot(idle)
+                        idle.from_cache()
                     if not free:
                         self._pending.append(sequence)
                         continue
@@ -275,7 +420,7 @@ class TransformersEngine:
                 admitted.append(sequence)
         return admitted
 
-    def _prefill(self, sequences: list[_Sequence]) -> list[tuple[_Sequence, Generation]]:
+    def _prefill(self, sequences: list[_Sequence]) -> list[_Turn]:
         finished = []
         leaders, followers = _shared_prompts(sequences)
         for batch in _by_tokens(leaders, self._max_prefill_tokens):
@@ -292,18 +437,17 @@ class TransformersEngine:
                 for copy in copies:
                     copy.next_position = leader.next_position
             for sequence in group:
-                sequence.length += len(sequence.fresh)
-                sequence.fresh = []
-                sequence.images = ()
+                sequence.to_cache()
+            prefilled = self._stats.prefilled_tokens + sum(lengths)
+            self._stats = replace(self._stats, prefilled_tokens=prefilled)
             finished += self._sample(group, logits_NV[rows])
         return finished
 
-    def _decode(self) -> list[tuple[_Sequence, Generation]]:
+    def _decode(self) -> list[_Turn]:
         batch = [sequence for sequence in self._slots[: self._active] if sequence is not None]
         logits_NV = self._forward(batch, [1] * len(batch))
         for sequence in batch:
-            sequence.length += 1
-            sequence.fresh = []
+            sequence.to_cache()
         return self._sample(batch, logits_NV)
 
     def _forward(self, batch: list[_Sequence], lengths: list[int]) -> Tensor:
@@ -343,17 +487,19 @@ class TransformersEngine:
         logits_NV[:, self._forbidden_ids.to(device)] = float("-inf")
         return logits_NV
 
-    def _sample(self, batch: list[_Sequence], logits_NV: Tensor) -> list[tuple[_Sequence, Generation]]:
+    def _sample(self, batch: list[_Sequence], logits_NV: Tensor) -> list[_Turn]:
         device = logits_NV.device
         noise = torch.tensor([s.noise[len(s.sampled)] for s in batch], dtype=torch.float64, device=device)
         temperature = torch.tensor([s.sampling.temperature for s in batch], dtype=logits_NV.dtype, device=device)
         top_p = torch.tensor([s.sampling.top_p for s in batch], device=device)
         top_k = torch.tensor([s.sampling.top_k for s in batch], device=device)
         token_ids, logprobs = sample_tokens(logits_NV, noise, temperature, top_p, top_k)
+        self._stats = replace(self._stats, sampled_tokens=self._stats.sampled_tokens + len(batch))
         finished = []
         for sequence, token_id, logprob in zip(batch, token_ids.tolist(), logprobs.tolist(), strict=True):
             sequence.sampled.append(token_id)
             sequence.logprobs.append(logprob)
+            sequence.versions.append(self.weight_version)
             sequence.fresh = [token_id]
             reason = self._finish_reason(sequence, token_id)
             if reason is not None:
@@ -378,7 +524,7 @@ class TransformersEngine:
             self._active += 1
 
     def _deactivate(self, sequence: _Sequence) -> None:
-        if sequence.slot < self._active:
+        if 0 <= sequence.slot < self._active:
             self._active -= 1
             self._swap(sequence.slot, self._active)
 
@@ -406,6 +552,11 @@ class _Session:
     ) -> Generation:
         """See :class:`~opensearch_lightning.rollout.protocol.EngineSession`."""
         return await self._engine._request(self._sequence, token_ids, images, sampling, step)
+
+
+def _frozen_copy(policy: Any) -> Any:
+    """The same model on weights of its own, which nobody trains."""
+    return copy.deepcopy(policy).requires_grad_(False).eval()
 
 
 def _shared_prompts(sequences: list[_Sequence]) -> tuple[list[_Sequence], dict[_Sequence, list[_Sequence]]]:
