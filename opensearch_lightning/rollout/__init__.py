@@ -1,6 +1,8 @@
 """Rollouts: engines that sample tokens, and the agent loop that makes trajectories of them."""
 
-from opensearch_lightning.rollout.agent_loop import AgentLoop, check_room
+from opensearch_lightning.rollout.agent_loop import AgentLoop, IncompleteGroups, check_room
+from opensearch_lightning.rollout.asynchronous import AsyncRollouts
+from opensearch_lightning.rollout.ledger import TaskLedger
 from opensearch_lightning.rollout.protocol import (
     EngineSession,
     EngineStats,
@@ -11,18 +13,26 @@ from opensearch_lightning.rollout.protocol import (
     SamplingParams,
     SessionKey,
 )
+from opensearch_lightning.rollout.replay_buffer import OnStale, PendingGroup, ReplayBuffer, Taken
 from opensearch_lightning.rollout.transformers_engine import TransformersEngine
 
 __all__ = [
     "AgentLoop",
+    "AsyncRollouts",
     "EngineSession",
     "EngineStats",
     "FinishReason",
     "Generation",
+    "IncompleteGroups",
+    "OnStale",
+    "PendingGroup",
+    "ReplayBuffer",
     "Reward",
     "RolloutEngine",
     "SamplingParams",
     "SessionKey",
+    "Taken",
+    "TaskLedger",
     "TransformersEngine",
     "check_room",
 ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+IncompleteGroups = Literal["retry", "drop_rollout", "drop_group"]
+
 
 @dataclass
 class _Run:
@@ -46,6 +49,7 @@ class _Run:
     logprobs: list[float] = field(default_factory=list)
     images: list[ImageInput] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
 
     def append_given(self, rendered: Rendered) -> None:
@@ -62,10 +66,20 @@ class _Run:
         self.token_ids += generation.token_ids
         self.step_ids += [len(self.steps)] * count
         self.logprobs += generation.logprobs
+        self.versions += generation.weight_versions
 
     @property
     def response_tokens(self) -> int:
         return len(self.token_ids) - self.prompt_tokens
+
+
+@dataclass
+class _Outcome:
+    """What came of one rollout of a group."""
+
+    trajectory: Trajectory | None = None
+    retried: int = 0
+    abandoned: bool = False
 
 
 class AgentLoop:
@@ -85,7 +99,12 @@ class AgentLoop:
         fatal_onset: where the fatal step lies: at the first of those errors, or where the count is reached.
         counted_errors: kinds that count towards ``fatal_k``; others reset the counter like a success.
         reward: scores each trajectory; one whose judge fails keeps ``reward=None`` and has no vote in its group.
-        retries: how often a rollout lost to infrastructure is tried again before it is dropped and counted.
+        incomplete_groups: what becomes of a group whose rollout was lost to infrastructure: ``"retry"`` tries the
+            rollout again, ``retries`` times, and then goes on without it; ``"drop_rollout"`` goes on without it at once;
+            ``"drop_group"`` drops all its rollouts. What is dropped is counted.
+        retries: of ``"retry"``.
+        rollout_timeout_s: a rollout that takes longer is abandoned, counted, and lost to its group without another
+            try; ``None``: every rollout is waited for.
     """
 
     def __init__(
@@ -102,8 +121,18 @@ class AgentLoop:
         fatal_onset: Literal["first", "threshold"] = "first",
         counted_errors: Collection[ErrorKind | str] = tuple(ErrorKind),
         reward: Reward | None = None,
+        incomplete_groups: IncompleteGroups = "retry",
         retries: int = 1,
+        rollout_timeout_s: float | None = None,
     ) -> None:
+        if incomplete_groups not in get_args(IncompleteGroups):
+            raise ConfigurationError(
+                f"incomplete_groups is {incomplete_groups!r}; set one of {', '.join(get_args(IncompleteGroups))}"
+            )
+        if rollout_timeout_s is not None and not rollout_timeout_s > 0:
+            raise ConfigurationError(
+                f"rollout_timeout_s is {rollout_timeout_s}; set seconds above 0, or null to wait for every rollout"
+            )
         if min(max_turns, max_response_tokens, fatal_k) < 1:
             raise ConfigurationError(
                 f"max_turns is {max_turns}, max_response_tokens {max_response_tokens}, fatal_k {fatal_k}; "
@@ -127,23 +156,62 @@ class AgentLoop:
             raise ConfigurationError(f"counted_errors names {unknown}; the kinds are {', '.join(ErrorKind)}")
         self.counted_errors = frozenset(ErrorKind(kind) for kind in counted_errors)
         self.reward = reward
-        self.retries = retries
+        self.incomplete_groups: IncompleteGroups = incomplete_groups
+        self.retries = retries if incomplete_groups == "retry" else 0
+        self.rollout_timeout_s = rollout_timeout_s
 
     async def run_group(
-        self, task: Task, size: int, sampling: SamplingParams, *, first_rollout: int = 0
+        self,
+        task: Task,
+        size: int,
+        sampling: SamplingParams,
+        *,
+        first_rollout: int = 0,
+        place: AbstractAsyncContextManager[None] | None = None,
     ) -> TrajectoryGroup:
         """``size`` trajectories of one task, each scored as it ends; those lost to infrastructure are counted.
 
         ``first_rollout`` numbers them: noise and injected faults are keyed by it, so a task that comes again in a
-        later step gets new ones.
+        later step gets new ones. Each rollout enters ``place`` before it starts, and leaves it at its end: whoever
+        limits the rollouts that run at once gives one.
         """
         numbers = range(first_rollout, first_rollout + size)
-        runs = await asyncio.gather(*(self._run_and_score(task, rollout, sampling) for rollout in numbers))
-        kept = tuple(trajectory for trajectory in runs if trajectory is not None)
-        return TrajectoryGroup(task=task, trajectories=kept, n_lost=size - len(kept))
+        place = place or nullcontext()
+        drop_all = self.incomplete_groups == "drop_group"
+        outcomes = await _gather(
+            [self._run_and_score(task, rollout, sampling, place) for rollout in numbers], until_lost=drop_all
+        )
+        kept = tuple(outcome.trajectory for outcome in outcomes if outcome.trajectory is not None)
+        if drop_all and len(kept) < size:
+            log.warning("task %s is dropped with all its rollouts, as one was lost", task.id)
+            kept = ()
+        return TrajectoryGroup(
+            task=task,
+            trajectories=kept,
+            n_lost=size - len(kept),
+            n_abandoned=sum(outcome.abandoned for outcome in outcomes),
+            n_retried=sum(outcome.retried for outcome in outcomes),
+        )
 
-    async def _run_and_score(self, task: Task, rollout: int, sampling: SamplingParams) -> Trajectory | None:
-        for _ in range(self.retries + 1):
+    async def _run_and_score(
+        self, task: Task, rollout: int, sampling: SamplingParams, place: AbstractAsyncContextManager[None]
+    ) -> _Outcome:
+        outcome = _Outcome()
+        async with place:
+            clock = asyncio.timeout(self.rollout_timeout_s)
+            try:
+                async with clock:
+                    outcome.trajectory = await self._try(task, rollout, sampling, outcome)
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                log.warning("rollout %d of task %s took over %s s", rollout, task.id, self.rollout_timeout_s)
+                outcome.abandoned = True
+        return outcome
+
+    async def _try(self, task: Task, rollout: int, sampling: SamplingParams, outcome: _Outcome) -> Trajectory | None:
+        for attempt in range(self.retries + 1):
+            outcome.retried = attempt
             try:
                 trajectory = await self.run(task, rollout, sampling)
             except RolloutLost as lost:
@@ -250,6 +318,7 @@ class AgentLoop:
 
     def _finish(self, run: _Run, key: SessionKey, stop: StopReason, sampling: SamplingParams) -> Trajectory:
         fatal_step = self._fatal_step(run, stop)
+        versions = run.versions or [self.engine.weight_version]
         return Trajectory(
             task_id=key.task_id,
             rollout=key.rollout,
@@ -263,7 +332,8 @@ class AgentLoop:
             # out of turns or tokens: every token keeps its gradient, yet clamp and hard mask treat the run as fatal
             is_fatal=fatal_step < NON_FATAL or stop is not StopReason.RESPONSE,
             temperature=sampling.temperature,
-            weight_version=self.engine.weight_version,
+            weight_version=versions[0],
+            last_weight_version=versions[-1],
         )
 
     def _fatal_step(self, run: _Run, stop: StopReason) -> int:
@@ -273,6 +343,22 @@ class AgentLoop:
         errors = [self._counts(step) for step in run.steps]
         fatal_step = find_fatal_step(errors, k=self.fatal_k, onset=self.fatal_onset)
         return NON_FATAL if fatal_step is None else fatal_step
+
+
+async def _gather(rollouts: Sequence[Coroutine[Any, Any, _Outcome]], *, until_lost: bool) -> list[_Outcome]:
+    """What came of each; with ``until_lost`` the rest is not waited for once one is lost. No rollout is left running."""
+    tasks = [asyncio.ensure_future(rollout) for rollout in rollouts]
+    try:
+        if not until_lost:
+            return await asyncio.gather(*tasks)
+        for next_task in asyncio.as_completed(tasks):
+            if (await next_task).trajectory is None:
+                break
+        return [task.result() for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _image_urls(task: Task) -> Sequence[str | None]:

@@ -70,9 +70,7 @@ class _Sequence:
     def finish(self, reason: FinishReason) -> Generation:
         self.asking = False
         self.idle_since = time.monotonic()
-        return Generation(
-            token_ids=self.sampled, logprobs=self.logprobs, finish=reason, weight_versions=self.versions
-        )
+        return Generation(token_ids=self.sampled, logprobs=self.logprobs, finish=reason, weight_versions=self.versions)
 
     def to_cache(self) -> None:
         """What was fresh has gone through the model."""
