@@ -36,8 +36,8 @@ class RolloutGeneration(L.Callback):
     ``batch.groups`` is filled in place. Training rollouts of a task that comes again are numbered on, so that noise and
     injected faults are new; validation always sees the same ones, so that its curve compares like with like.
 
-    With ``max_staleness`` 0 a step rolls out its own tasks and waits for all of them. Above 0 rollouts run in a thread of
-    their own and ahead of the training, which takes the groups that are ready: ``batch.tasks`` and ``batch.groups``
+    With ``max_staleness`` 0 a step rolls out its own tasks and waits for all of them. Above 0 rollouts run in a thread
+    of their own and ahead of the training, which takes the groups that are ready: ``batch.tasks`` and ``batch.groups``
     become theirs. Every task is trained once all the same, also over a resumed checkpoint; see
     :class:`~opensearch_lightning.callbacks.run_ahead.RunAhead`.
 
@@ -233,7 +233,7 @@ class RolloutGeneration(L.Callback):
 
 
 class EngineClock:
-    """Figures of an engine over a stretch of time, where it keeps :class:`~opensearch_lightning.rollout.EngineStats`."""
+    """Figures of an engine over a stretch of time; none of one that keeps no statistics."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -28,8 +28,8 @@ T = TypeVar("T")
 class RunAhead:
     """Keeps ``max_staleness + 1`` steps of tasks in the making, and fills each batch with groups that are ready.
 
-    A step begins with the policy's weights copied to the engine, between two tokens of whatever runs; then as many tasks
-    are submitted as the last step took away; then the step takes its groups and trains while the rest goes on.
+    A step begins with the policy's weights copied to the engine, between two tokens of whatever runs; then as many
+    tasks are submitted as the last step took away; then it takes its groups and trains while the rest goes on.
 
     The weights that train step ``n`` (from 0, the number of its batch) have version ``n``. The DataModule must know its
     order: ``train_batch(number)`` gives any batch. What was handed out and not trained goes into checkpoints, and is
@@ -101,8 +101,8 @@ class RunAhead:
         source: Any = getattr(trainer, "datamodule", None)
         if not hasattr(source, "train_batch"):
             raise ConfigurationError(
-                f"{wish}, but {type(source).__name__} cannot tell the batches to come; give it a train_batch(number), as "
-                "SearchVLRLDataModule has, or set max_staleness=0"
+                f"{wish}, but {type(source).__name__} cannot tell the batches to come; give it a train_batch(number), "
+                "as SearchVLRLDataModule has, or set max_staleness=0"
             )
 
     def check_nothing_open(self) -> None:

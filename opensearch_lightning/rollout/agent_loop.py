@@ -100,8 +100,8 @@ class AgentLoop:
         counted_errors: kinds that count towards ``fatal_k``; others reset the counter like a success.
         reward: scores each trajectory; one whose judge fails keeps ``reward=None`` and has no vote in its group.
         incomplete_groups: what becomes of a group whose rollout was lost to infrastructure: ``"retry"`` tries the
-            rollout again, ``retries`` times, and then goes on without it; ``"drop_rollout"`` goes on without it at once;
-            ``"drop_group"`` drops all its rollouts. What is dropped is counted.
+            rollout again, ``retries`` times, and then goes on without it; ``"drop_rollout"`` goes on without it at
+            once; ``"drop_group"`` drops all its rollouts. What is dropped is counted.
         retries: of ``"retry"``.
         rollout_timeout_s: a rollout that takes longer is abandoned, counted, and lost to its group without another
             try; ``None``: every rollout is waited for.
@@ -346,7 +346,7 @@ class AgentLoop:
 
 
 async def _gather(rollouts: Sequence[Coroutine[Any, Any, _Outcome]], *, until_lost: bool) -> list[_Outcome]:
-    """What came of each; with ``until_lost`` the rest is not waited for once one is lost. No rollout is left running."""
+    """What came of each; with ``until_lost`` only of those that ended before the first loss. None is left running."""
     tasks = [asyncio.ensure_future(rollout) for rollout in rollouts]
     try:
         if not until_lost:

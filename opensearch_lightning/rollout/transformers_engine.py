@@ -8,7 +8,6 @@ images included, once. With weights of its own the engine takes new ones between
 from __future__ import annotations
 
 import asyncio
-import copy
 import math
 import threading
 import time
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,7 +44,10 @@ the trainer's large batches go through: small batches are padded."""
 
 @dataclass(eq=False)
 class _Sequence:
-    """One session's place in the engine. ``fresh`` and ``images`` are what is not cached yet; ``asking``: has a turn due."""
+    """One session's place in the engine.
+
+    ``fresh`` and ``images`` are what is not cached yet; ``asking`` says that a turn is due.
+    """
 
     key: SessionKey
     slot: int = -1
@@ -554,7 +557,7 @@ class _Session:
 
 def _frozen_copy(policy: Any) -> Any:
     """The same model on weights of its own, which nobody trains."""
-    return copy.deepcopy(policy).requires_grad_(False).eval()
+    return deepcopy(policy).requires_grad_(False).eval()
 
 
 def _shared_prompts(sequences: list[_Sequence]) -> tuple[list[_Sequence], dict[_Sequence, list[_Sequence]]]:
