@@ -244,6 +244,7 @@ class TransformersEngine:
         """Let running rollouts go on under the weights that were just copied."""
         if self._open and self._on_update == "keep":
             return
+        self._cache.clear()
         for sequence in self._open:
             in_turn = 0 <= sequence.slot < self._active
             sequence.from_cache()
@@ -252,7 +253,6 @@ class TransformersEngine:
                 self._pending.append(sequence)
             elif not sequence.asking:
                 self._free_slot(sequence)
-        self._cache.clear()
 
     async def _request(
         self,
