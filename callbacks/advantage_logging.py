@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 
 from opensearch_lightning.algorithms import clamp_bias
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.paths import check_file
+
+if TYPE_CHECKING:
+    from opensearch_lightning.modules.grpo import AdvantageRecord
+
+COLUMNS = ("step", "task_id", "rollout", "fatal", "reward", "raw", "advantage")
+"""Of the file of scores: ``raw`` is the group advantage before the clamp, ``advantage`` the one that is trained on."""
 
 
 class ClampedAdvantageLogging(L.Callback):
@@ -16,7 +25,19 @@ class ClampedAdvantageLogging(L.Callback):
     Fraction and bias are 0 where the module does not clamp.
 
     Reads ``pl_module.last_advantages``, which :class:`~opensearch_lightning.modules.FatalAwareGRPO` sets.
+
+    Args:
+        path: CSV file of one row (:data:`COLUMNS`) for each trajectory that was scored, those of the first rank;
+            ``step`` counts training batches from 0. A resumed run goes on behind its checkpoint. ``None``: no file.
+
+    Raises:
+        ConfigurationError: ``path`` cannot be written; or the module has no advantages.
     """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        if path is not None:
+            check_file("path", Path(path))
+        self.path = None if path is None else Path(path)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the figures of the step that was just made."""
@@ -42,3 +63,34 @@ class ClampedAdvantageLogging(L.Callback):
         if bool((valid & ~fatal).any()):
             figures["train/advantage_non_fatal"] = float(raw[valid & ~fatal].mean())
         pl_module.log_dict(figures, on_step=True, on_epoch=False, batch_size=voters)
+        if self.path is not None and trainer.is_global_zero:
+            append_scores(self.path, record, batch_idx)
+
+
+def append_scores(path: Path, record: AdvantageRecord, step: int) -> None:
+    """Put the scored rows of ``record`` behind those of earlier steps in the file, whose other rows are dropped.
+
+    The file is replaced at once, so that a killed run leaves a readable one.
+    """
+    before = [row for row in _rows(path) if int(row[0]) < step] if step else []
+    rows = zip(record.trajectories, record.is_fatal, record.raw, record.advantages, record.valid, strict=True)
+    new = [
+        (step, t.task_id, t.rollout, int(fatal), t.reward.total, f"{float(raw):.6g}", f"{float(advantage):.6g}")
+        for t, fatal, raw, advantage, valid in rows
+        if valid and t.reward is not None
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".tmp")
+    with scratch.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(before)
+        writer.writerows(new)
+    scratch.replace(path)
+
+
+def _rows(path: Path) -> list[list[str]]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]

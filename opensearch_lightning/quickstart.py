@@ -118,16 +118,20 @@ class Quickstart:
 
     def run(self) -> list[dict[str, Any]]:
         """All stages; returns the rows of the table, as ``evaluation.json`` holds them."""
-        with _stage("world, expert trajectories, untrained model"):
-            self._prepare()
-        with _stage("supervised fine-tuning"):
-            sft_s = self._train("sft", ["experiment=quickstart_sft"])
+        sft_s = self.fine_tune()
         with _stage("fatal-aware GRPO, and beside it SFT continued for as long"):
             seconds = self._train_side_by_side(sft_s)
         with _stage("evaluation on held-out tasks"):
             rows = self._evaluate()
         self._write(rows, {"sft_s": sft_s, **seconds})
         return rows
+
+    def fine_tune(self) -> float:
+        """The stages up to SFT alone, which end with ``sft/policy``; returns the seconds of SFT."""
+        with _stage("world, expert trajectories, untrained model"):
+            self._prepare()
+        with _stage("supervised fine-tuning"):
+            return self._train("sft", ["experiment=quickstart_sft"])
 
     # --- stages -------------------------------------------------------------------------------------------------
 

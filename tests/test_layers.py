@@ -35,6 +35,7 @@ LEVELS = {
     "dashboards": 3,
     "world": 3,
     "callbacks": CALLBACKS,
+    "ablation": TOP,
     "conf": TOP,
     "cli": TOP,
     "composition": TOP,
