@@ -77,6 +77,7 @@ def run_ablation(
     arms: Sequence[str] = tuple(ARMS),
     jobs: int = 2,
     sizes: Sizes | None = None,
+    sft_overrides: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> str:
     """All that is not finished yet, in the order of the seeds; returns the table as Markdown.
@@ -87,14 +88,15 @@ def run_ablation(
         arms: names of ``conf/experiment/ablation``.
         jobs: processes side by side.
         sizes: of worlds and SFT.
-        overrides: settings of the arms, in Hydra's grammar.
+        sft_overrides: settings of the SFT before the arms, in Hydra's grammar.
+        overrides: settings of the arms, likewise.
 
     Raises:
         OpenSearchError: a training failed; its log is named.
     """
     # One thread each, since they run side by side; their processes read it when they load torch.
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    _side_by_side(jobs, _prepare, [(out / f"seed_{seed}", seed, sizes) for seed in seeds])
+    _side_by_side(jobs, _prepare, [(out / f"seed_{seed}", seed, sizes, sft_overrides) for seed in seeds])
     todo = [Job(out=out, seed=seed, arm=arm, overrides=tuple(overrides)) for seed in seeds for arm in (START, *arms)]
     _side_by_side(jobs, _run_arm, [(job,) for job in todo])
     return write_ablation(out)
@@ -113,13 +115,13 @@ def _side_by_side(jobs: int, work: Callable[..., str], arguments: Sequence[tuple
             raise
 
 
-def _prepare(folder: Path, seed: int, sizes: Sizes | None) -> str:
+def _prepare(folder: Path, seed: int, sizes: Sizes | None, overrides: Sequence[str]) -> str:
     """World and SFT policy of a seed."""
     if (folder / "sft" / "policy").is_dir():
         return ""
     started = time.perf_counter()
     shutil.rmtree(folder, ignore_errors=True)
-    Quickstart(folder, seed=seed, sizes=sizes).fine_tune()
+    Quickstart(folder, seed=seed, sizes=sizes, overrides=overrides).fine_tune()
     return f"seed {seed}: world and SFT policy, {time.perf_counter() - started:.0f} s"
 
 
