@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.composition import compose_config
-from opensearch_lightning.dashboards.ablation import ARMS, START, write_ablation
+from opensearch_lightning.dashboards.ablation import ARMS, REFERENCE, START
+from opensearch_lightning.dashboards.ablation_page import write_ablation
 from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 from opensearch_lightning.evaluate import DECODINGS, evaluate, read_tasks
 from opensearch_lightning.quickstart import Quickstart, Sizes
@@ -48,7 +49,7 @@ class Job:
 
     def settings(self) -> list[str]:
         """Overrides of training and evaluation."""
-        experiment = ARMS[0] if self.arm == START else self.arm
+        experiment = REFERENCE if self.arm == START else self.arm
         return [f"experiment=ablation/{experiment}", f"seed={self.seed}", f"data_dir={self.data}", *self.overrides]
 
 

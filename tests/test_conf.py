@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 from opensearch_lightning.composition import compose_config, config_dir, groups, make
+from opensearch_lightning.dashboards.ablation import ARMS
 from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 from opensearch_lightning.launch import build
 from opensearch_lightning.tools import CallKey, ImageBook
 from opensearch_lightning.types import Action
 
 GROUPS = ("experiment", "model", "module", "data", "rollout", "tools", "reward", "callbacks", "trainer", "logger")
-EXPERIMENTS = sorted(path.stem for path in (config_dir() / "experiment").glob("*.yaml"))
+EXPERIMENTS = sorted(
+    path.relative_to(config_dir() / "experiment").with_suffix("").as_posix()
+    for path in (config_dir() / "experiment").glob("**/*.yaml")
+)
 SEVEN = [
     "text_search",
     "image_search",
@@ -26,7 +30,9 @@ SEVEN = [
     "perspective_correct",
 ]
 NEEDS_GPU = {"sft_8b"}
-OPTIONS = [(group, option) for group, options in groups().items() if group != "experiment" for option in options]
+OPTIONS = [
+    (group, option) for group, options in groups().items() if not group.startswith("experiment") for option in options
+]
 NEEDED = {
     "replay": ["tools.executor.path=calls.sqlite"],
     "clip": ["tools.executor.tools.image_search.index.weights=clip.pt"],
@@ -270,6 +276,25 @@ def test_experiment_of_ones_own_builds_on_one_that_ships(tmp_path: Path) -> None
     assert config["run_dir"] == "runs/mine"
     assert config["reward"]["alpha"] == 0.5
     assert config["module"]["_target_"].endswith("FatalAwareGRPO")
+
+
+def test_table_3b() -> None:
+    """The arms of the ablation differ in mask and clamp, and in nothing else."""
+    arms = {arm: compose_config([f"experiment=ablation/{arm}", "run_dir=run"]) for arm in ARMS}
+    settings = {}
+    for arm, config in arms.items():
+        assert config.pop("name") == f"ablation/{arm}"
+        settings[arm] = (config["callbacks"]["fatal_masking"].pop("mode"), config["module"].pop("clamp_fatal"))
+    assert settings == {
+        "vanilla": ("none", False),
+        "hard_mask": ("hard", False),
+        "fatal_mask": ("fatal", False),
+        "fatal_clamp": ("fatal", True),
+    }
+    assert all(config == arms["vanilla"] for config in arms.values())
+    executor = arms["vanilla"]["tools"]["executor"]
+    assert executor["faults"]["outages"]["image_search"]["rate"] == 0.55
+    assert arms["vanilla"]["callbacks"]["advantage_logging"]["path"] == "run/advantages.csv"
 
 
 def test_table_4() -> None:
