@@ -14,7 +14,7 @@ export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart train test coverage lint format report clean distclean
+.PHONY: help install quickstart ablation train test coverage lint format report clean distclean
 
 help:  ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 quickstart: $(STAMP)  ## train a tiny agent from nothing on this CPU: world, SFT, fatal-aware GRPO, report
 	$(BIN)/opensearch quickstart $(ARGS)
+
+ablation: $(STAMP)  ## the four arms of the paper's ablation over five seeds, with table and figures (about an hour)
+	$(BIN)/opensearch ablation $(ARGS)
 
 train: $(STAMP)  ## one training run: make train ARGS="experiment=quickstart_grpo"
 	$(BIN)/python train.py $(ARGS)
