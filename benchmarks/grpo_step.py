@@ -3,6 +3,9 @@
     pip install -e '.[peers]'
     python benchmarks/grpo_step.py --out runs/grpo_step/figures.json
 
+TRL may also lie in a folder of its own on ``PYTHONPATH`` (``pip install --target``); the folder must then be named
+``site-packages``, without which TRL's data sets fail to pickle parts of pyarrow.
+
 Both train one tiny Qwen3-VL, which is first taught to solve a search task in four turns (three tool calls, one of which
 shows a picture), on the same prompts: 8 prompts a step, 8 rollouts each, all sampled at temperature 1 and all with an
 advantage, AdamW without KL, one update a step, micro-batches of 8 rollouts, float32, one thread, no gradient

@@ -7,6 +7,7 @@ between tasks is copied from observations.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import inspect
 import io
 import random
@@ -54,8 +55,8 @@ class Tools:
         self._pages |= {town.river: _river_page(town) for town in towns}
 
     def page(self, query: str) -> str:
-        """The page that a search finds."""
-        return self._pages.get(str(query), "No page was found. Search for the name of a town, or of a river.")
+        """The page of the name most like the query: a rollout that copies a name wrongly goes on as it was taught."""
+        return self._pages[difflib.get_close_matches(str(query), self._pages, n=1, cutoff=0.0)[0]]
 
     def functions(self) -> list[Callable[..., Any]]:
         """``zoom`` and ``search``, blocking or coroutines; they return what the policy is to see."""
