@@ -123,10 +123,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def time_table(reports: dict[str, list[dict[str, Any]]], tool_s: float) -> str:
     """Median seconds of a step and its parts."""
     steps = {name: measured(side, tool_s) for name, side in reports.items()}
-    names = ["step", *parts(steps["TRL"][0])]
+    names = ["step", *parts(steps["TRL"][0]), "processor time of the step"]
 
     def seconds(side: str, part: str) -> float:
-        return median(steps[side], lambda step: step["step_s"] if part == "step" else parts(step)[part])
+        whole = {"step": "step_s", "processor time of the step": "cpu_s"}
+        return median(steps[side], lambda step: step[whole[part]] if part in whole else parts(step)[part])
 
     rows = []
     for part in names:
@@ -203,7 +204,7 @@ def main() -> int:
     parser.add_argument("--tool-seconds", type=float, default=0.1)
     parser.add_argument("--micro-batch", type=int, default=8, help="rollouts of a forward and backward pass")
     parser.add_argument("--coroutines", action="store_true", help="tools that are coroutines instead of functions")
-    parser.add_argument("--teaching-steps", type=int, default=150)
+    parser.add_argument("--teaching-steps", type=int, default=220)
     parser.add_argument("--out", type=Path, help="file for all figures")
     parser.add_argument("--role", choices=["policy", *SIDES], help=argparse.SUPPRESS)
     options = parser.parse_args()
