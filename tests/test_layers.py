@@ -17,6 +17,7 @@ CALLBACKS = 4
 TOP = 5
 LEVELS = {
     "types": 0,
+    "vllm_worker": 0,
     "errors": 0,
     "pictures": 0,
     "paths": 0,

@@ -107,6 +107,10 @@ class LoopThread:
         """Await ``work`` on that loop; cancelling the wait cancels the work."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` on that loop and block until it is done; not for coroutines of the loop itself."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
     def stop(self, closing: Sequence[Callable[[], Awaitable[None]]] = ()) -> None:
         """Cancel what still runs, close what is given, and end the thread. Blocks until it has ended."""
         asyncio.run_coroutine_threadsafe(_end(closing), self._loop).result()
