@@ -45,8 +45,8 @@ _PICTURES_KEPT = 512
 _NEVER_SAID = -100.0
 """vLLM's lowest logit bias."""
 
-_FRESH = "default"
-"""What vLLM calls the weights of its checkpoint."""
+_UNTRAINED = "default"
+"""What vLLM calls the weights that it started with."""
 
 
 class VLLMServerEngine:
@@ -127,7 +127,7 @@ class VLLMServerEngine:
                 place.tasks += Counter()
 
     def update_weights(self, named_weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Bring all servers to ``named_weights``. Turns that are being sampled stop for it, then go on with the new ones.
+        """Bring all servers to ``named_weights``. Turns that are being sampled go on with the new ones.
 
         Every rank calls this, at the same time: all read ``named_weights`` to its end, the writers pass it on. A server
         that fails is left out until a later update reaches it.
@@ -244,7 +244,7 @@ class VLLMServerEngine:
             raise RolloutLost(str(error)) from error
         if sampled.finish not in ("stop", "length"):
             raise RolloutLost(f"{place.server.address} ended a turn with {sampled.finish!r}")
-        if self._updated and _FRESH in sampled.versions:
+        if self._updated and _UNTRAINED in sampled.versions:
             place.is_usable = False
             raise RolloutLost(f"{place.server.address} has started anew and is left out until the next update")
         if not self._forbidden_ids.isdisjoint(sampled.token_ids):
@@ -304,7 +304,11 @@ class _Session:
         self._sent_ids += sampled.token_ids
         self._length += len(sampled.token_ids)
         return Generation(
-            token_ids=sampled.token_ids, logprobs=sampled.logprobs, finish=_finish(sampled, sampling.max_turn_tokens)
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            finish=_finish(sampled, sampling.max_turn_tokens),
+            # before the first update, the checkpoint's weights are version 0
+            weight_versions=[0 if label == _UNTRAINED else int(label) for label in sampled.versions],
         )
 
 

@@ -36,7 +36,7 @@ class ServerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """One answer. ``finish`` is vLLM's word; ``versions`` are the labels of the weights that made it.
+    """One answer. ``finish`` is vLLM's word; ``versions`` labels the weights that each token was sampled from.
 
     ``prompt_tokens`` counts the prompt as the server expanded it.
     """
@@ -45,7 +45,7 @@ class Sampled:
     logprobs: list[float]
     finish: str
     prompt_tokens: int
-    versions: tuple[str, ...]
+    versions: list[str]
 
 
 class VLLMServer:
@@ -141,7 +141,9 @@ class VLLMServer:
                 logprobs=[float(entry["logprob"]) for entry in content],
                 finish=choice["finish_reason"],
                 prompt_tokens=answer["usage"]["prompt_tokens"],
-                versions=tuple(span["version"] for span in choice.get("weight_versions") or ()),
+                versions=[
+                    span["version"] for span in choice["weight_versions"] for _ in range(span["start"], span["end"])
+                ],
             )
         except (KeyError, IndexError, TypeError) as error:
             raise ServerError(
