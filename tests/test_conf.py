@@ -29,7 +29,7 @@ SEVEN = [
     "super_resolution",
     "perspective_correct",
 ]
-NEEDS_GPU = {"sft_8b"}
+NEEDS_GPU = {"sft_8b", "grpo_8b", "grpo_30b_a3b", "grpo_1node"}
 OPTIONS = [
     (group, option) for group, options in groups().items() if not group.startswith("experiment") for option in options
 ]
@@ -189,7 +189,11 @@ def overrides_of_tiny_run(experiment: str, tmp_path: Path, tiny: dict[str, Path]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_everything_that_needs_no_gpu_is_built(experiment: str, tmp_path: Path, tiny: dict[str, Path]) -> None:
+def test_everything_that_needs_no_gpu_is_built(
+    experiment: str, tmp_path: Path, tiny: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("SERPER_API_KEY", "JINA_API_KEY"):
+        monkeypatch.setenv(key, "key-of-a-test")
     overrides = overrides_of_tiny_run(experiment, tmp_path, tiny)
     if experiment in NEEDS_GPU:
         # The strategy needs CUDA and DeepSpeed; all the rest is built as it stands there.
@@ -295,6 +299,34 @@ def test_table_3b() -> None:
     executor = arms["vanilla"]["tools"]["executor"]
     assert executor["faults"]["outages"]["image_search"]["rate"] == 0.55
     assert arms["vanilla"]["callbacks"]["advantage_logging"]["path"] == "run/advantages.csv"
+
+
+@pytest.mark.parametrize(
+    ("experiment", "group_size", "mini_batch", "micro_batch_tokens", "save_every"),
+    [("grpo_8b", 8, 64, 74_576, 50), ("grpo_30b_a3b", 16, 128, 74_596, 1)],
+)
+def test_table_5(experiment: str, group_size: int, mini_batch: int, micro_batch_tokens: int, save_every: int) -> None:
+    """The values of the paper that the large experiments claim to carry."""
+    config = compose_config([f"experiment={experiment}"])
+    data, module, trainer = config["data"], config["module"], config["trainer"]
+    rollouts = config["callbacks"]["rollout_generation"]
+    assert (data["prompts_per_step"], rollouts["group_size"]) == (256, group_size)
+    assert (module["mini_batch_prompts"], module["max_tokens_per_micro_batch"]) == (mini_batch, micro_batch_tokens)
+    assert rollouts["max_response_tokens"] == 70_000
+    assert (rollouts["temperature"], rollouts["top_p"], rollouts["top_k"]) == (0.7, 1.0, 0)
+    assert rollouts["val_top_p"] == 0.95
+    assert (module["advantage"], module["aggregation"]) == ("rloo", "seq-mean-token-sum")
+    assert (module["optimizer"]["lr"], module["clip"]) == (1e-6, [0.2, 0.28])
+    assert (module["clamp_fatal"], config["callbacks"]["fatal_masking"]["mode"]) == (True, "fatal")
+    assert (config["seed"], data["seed"], rollouts["seed"]) == (3407, 3407, 3407)
+    assert config["callbacks"]["last_checkpoint"]["every_n_steps"] == save_every
+    assert trainer["val_check_interval"] == 10
+    assert trainer["max_steps"] == 200 * 256 // mini_batch
+    assert config["tools"]["executor"]["max_concurrency"] == 2048
+    assert config["trainer"]["strategy"]["config"]["zero_optimization"]["stage"] == 3
+    ranks = trainer["num_nodes"] * trainer["devices"]
+    assert ranks == 32
+    assert data["prompts_per_step"] % ranks == data["val_tasks"] % ranks == 0
 
 
 def test_table_4() -> None:
