@@ -11,6 +11,7 @@ import lightning as L
 
 from opensearch_lightning.callbacks.run_ahead import RunAhead
 from opensearch_lightning.errors import ConfigurationError, DataError, RolloutLost
+from opensearch_lightning.models import full_weights
 from opensearch_lightning.rollout import (
     AgentLoop,
     EngineStats,
@@ -21,6 +22,7 @@ from opensearch_lightning.rollout import (
     SamplingParams,
     check_room,
 )
+from opensearch_lightning.strategies import zero_stage
 from opensearch_lightning.tools import ToolExecutor
 from opensearch_lightning.types import ErrorKind, RolloutBatch, TrajectoryGroup
 
@@ -140,6 +142,11 @@ class RolloutGeneration(L.Callback):
                 "training rollouts with top_p or top_k are not drawn from the distribution that is trained, "
                 "and their ratios are biased; set top_p=1 and top_k=0, or the module's old_logprobs=policy"
             )
+        if zero_stage(trainer.strategy) == 3 and getattr(self.engine, "policy", None) is pl_module.policy:
+            raise ConfigurationError(
+                "the engine samples from the policy's own weights, which ZeRO-3 takes apart; set rollout=vllm, or "
+                "rollout.engine.own_weights=true for an engine that keeps a whole copy"
+            )
         if stage == "fit" and self.run_ahead.max_staleness:
             self.run_ahead.check(trainer)
         self.run_ahead.forget()
@@ -217,7 +224,7 @@ class RolloutGeneration(L.Callback):
         if self.run_ahead.running:
             batch.groups[:] = self.run_ahead.run_beside(pl_module, work)
         else:
-            self.engine.update_weights(pl_module.policy.named_parameters(), pl_module.global_step)
+            self.engine.update_weights(full_weights(pl_module.policy), pl_module.global_step)
             batch.groups[:] = self._runner.run(work)
         _check_groups(batch)
 

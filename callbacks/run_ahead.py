@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import lightning as L
 
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.models import full_weights
 from opensearch_lightning.rollout import (
     AgentLoop,
     AsyncRollouts,
@@ -186,7 +187,7 @@ class RunAhead:
 
     def _update_engine(self, pl_module: Any, version: int) -> None:
         if self._engine_version != version:
-            self._agent.engine.update_weights(pl_module.policy.named_parameters(), version)
+            self._agent.engine.update_weights(full_weights(pl_module.policy), version)
             self._engine_version = version
 
     def _pending(self, place: TaskPlace) -> PendingGroup:

@@ -96,7 +96,8 @@ def _differences_table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]
 def _scores_table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     head = ["", "rollouts", "zero", "negative", "mean", "positive", "mean"]
     rows = []
-    for arm, label in {**ARMS, None: "all arms"}.items():
+    arms: list[tuple[str | None, str]] = [*ARMS.items(), (None, "all arms")]
+    for arm, label in arms:
         for kind, s in shares(runs, arm).items():
             parts = [
                 f"{100 * s.negative:.1f}%",

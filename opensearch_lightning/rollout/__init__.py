@@ -3,6 +3,7 @@
 from opensearch_lightning.rollout.agent_loop import AgentLoop, IncompleteGroups, check_room
 from opensearch_lightning.rollout.asynchronous import AsyncRollouts
 from opensearch_lightning.rollout.ledger import TaskLedger
+from opensearch_lightning.rollout.prompt import Prompt, PromptTokens
 from opensearch_lightning.rollout.protocol import (
     EngineSession,
     EngineStats,
@@ -26,6 +27,8 @@ __all__ = [
     "IncompleteGroups",
     "OnStale",
     "PendingGroup",
+    "Prompt",
+    "PromptTokens",
     "ReplayBuffer",
     "Reward",
     "RolloutEngine",

@@ -14,6 +14,7 @@ import torch
 from opensearch_lightning.algorithms import find_fatal_step
 from opensearch_lightning.chat import Rendered, parse_action
 from opensearch_lightning.errors import ConfigurationError, DataError, JudgeError, RenderError, RolloutLost
+from opensearch_lightning.rollout.prompt import Prompt
 from opensearch_lightning.rollout.protocol import FinishReason, Generation, SamplingParams, SessionKey
 from opensearch_lightning.rollout.repetition import repeated_call_onset, repeats_ngram
 from opensearch_lightning.tools import CallKey, ImageBook
@@ -29,8 +30,6 @@ from opensearch_lightning.types import (
 )
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from opensearch_lightning.rollout.protocol import Reward, RolloutEngine
     from opensearch_lightning.tools import ToolExecutor
 
@@ -144,9 +143,14 @@ class AgentLoop:
             raise ConfigurationError(f"counted_errors is {counted_errors!r}; give a list, such as [{counted_errors}]")
         self.engine = engine
         self.executor = executor
-        self.renderer = engine.renderer.with_tools(executor.schemas) if render_tools else engine.renderer
-        self.system_prompt = system_prompt
-        self.tell_image_sizes = tell_image_sizes
+        self.prompt = Prompt(
+            engine.renderer,
+            executor,
+            system_prompt=system_prompt,
+            render_tools=render_tools,
+            tell_image_sizes=tell_image_sizes,
+        )
+        self.renderer = self.prompt.renderer
         self.max_turns = max_turns
         self.max_response_tokens = max_response_tokens
         self.fatal_k = fatal_k
@@ -242,7 +246,7 @@ class AgentLoop:
         async with self.engine.session(key) as session:
             run, book = _Run(), ImageBook()
             pictures = [book.get(book.add(*pair)) for pair in zip(task.images, urls, strict=True)]
-            fresh = await self._render_prompt(task, pictures)
+            fresh = await asyncio.to_thread(self.prompt.render, task, pictures)
             run.append_given(fresh)
             run.prompt_tokens = len(fresh.token_ids)
             stop: StopReason | None = None
@@ -253,14 +257,6 @@ class AgentLoop:
                 run.append_sampled(generation)
                 stop, fresh = await self._take_step(run, book, key, generation)
             return self._finish(run, key, stop, sampling)
-
-    async def _render_prompt(self, task: Task, pictures: Sequence[Image]) -> Rendered:
-        sizes = [f"img_{i}: {picture.width}x{picture.height} pixels." for i, picture in enumerate(pictures, start=1)]
-        question = "\n".join([*sizes, task.question]) if self.tell_image_sizes else task.question
-        try:
-            return await asyncio.to_thread(self.renderer.prompt, self.system_prompt, [*pictures, question])
-        except RenderError as error:
-            raise DataError(f"task {task.id} cannot be shown to the policy: {error}") from error
 
     async def _take_step(
         self, run: _Run, book: ImageBook, key: SessionKey, generation: Generation

@@ -15,7 +15,7 @@ from opensearch_lightning.chat import ChatRenderer
 from opensearch_lightning.chat.tokens import CONTROL_TOKENS
 from opensearch_lightning.errors import ConfigurationError, JudgeError
 from opensearch_lightning.models import load_processor
-from opensearch_lightning.rollout import AgentLoop, FinishReason, SamplingParams, SessionKey
+from opensearch_lightning.rollout import AgentLoop, FinishReason, PromptTokens, SamplingParams, SessionKey
 from opensearch_lightning.tools import FaultInjector, Recorder, ToolExecutor, ToolOutput, offline_tools
 from opensearch_lightning.tools.online.page_readers import JinaReader
 from opensearch_lightning.tools.online.sentence_summary import SentenceSummarizer
@@ -435,3 +435,12 @@ def test_a_recorded_rollout_comes_again_token_for_token(renderer: ChatRenderer, 
     assert other.steps[0].result is not None
     assert other.steps[0].result.text == "Error: backend_error. This call was not recorded."
     assert other.stop_reason is StopReason.RESPONSE
+
+
+@pytest.mark.parametrize("settings", [{}, {"render_tools": False}, {"tell_image_sizes": True}])
+def test_a_prompt_is_counted_as_it_is_rendered(
+    renderer: ChatRenderer, tiny_world: Any, task: Task, settings: dict[str, bool]
+) -> None:
+    trajectory = run(renderer, tiny_world, task, [ANSWER], **settings)
+    count = PromptTokens(renderer, ToolExecutor(offline_tools(tiny_world)), system_prompt="Search.", **settings)
+    assert count(task) == int((trajectory.step_ids >= 0).nonzero()[0])

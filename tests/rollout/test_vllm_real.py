@@ -1,4 +1,4 @@
-"""The engine against a real vLLM server on the CPU. VLLM_PYTHON names the python that has vLLM, unless this one does."""
+"""The engine against a real vLLM server on the CPU; VLLM_PYTHON names a python that has vLLM, unless this one does."""
 
 import asyncio
 import importlib.util
