@@ -183,7 +183,7 @@ def _histogram(values: Sequence[float]) -> list[float]:
 
 _PAGE_STYLE = (
     "main > section { display: grid; gap: .75rem; } .pair { display: grid; gap: 1rem; grid-template-columns: "
-    "repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); } figure { margin: 0; } td { white-space: nowrap; }"
+    "repeat(auto-fill, minmax(min(100%, 32rem), 1fr)); } figure { margin: 0; } td { white-space: nowrap; }"
 )
 
 

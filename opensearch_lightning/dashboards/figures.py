@@ -10,7 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 620, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 34, 40
 _COLOURS = ("#b3440f", "#96700b", "#1f8a5b", "#2457c5")
-_DASHES = ("7 4", "2 3", "9 3 2 3", "none")
+_DASHES = ("7 4", "4 2", "9 3 2 3", "none")
 
 STYLE = """
 svg.figure { font: 12px system-ui, "DejaVu Sans", sans-serif; max-width: 100%; height: auto; }
