@@ -55,4 +55,4 @@ CUDA_VISIBLE_DEVICES=$train_gpus "${PYTHON:-python}" -m torch.distributed.run \
     --nproc-per-node "$trainers" \
     --master-addr "${MASTER_ADDR:-127.0.0.1}" \
     --master-port "${MASTER_PORT:-29500}" \
-    "$repository/train.py" "trainer.devices=$trainers" "trainer.num_nodes=${NNODES:-1}" "$@"
+    "$repository/train.py" "trainer.devices=$trainers" "++trainer.num_nodes=${NNODES:-1}" "$@"

@@ -1,4 +1,4 @@
-"""The engine against a real vLLM server on the CPU; VLLM_PYTHON names a python that has vLLM, unless this one does."""
+"""The engine against a real vLLM server on the CPU. VLLM_PYTHON names the python that has vLLM, if not this one."""
 
 import asyncio
 import importlib.util
@@ -88,10 +88,10 @@ def own_logprobs(policy: Any, engine: VLLMServerEngine, sample: Any, temperature
         return policy_logprobs(policy, batch, batch.step_ids >= 0, temperature=temperature)[0][0]
 
 
-def test_logprobs_are_the_trainers_before_and_after_an_update(policy: Any, engine: Any) -> None:
-    engine.update_weights(policy.named_parameters(), 1)
+def test_logprobs_are_the_trainers_before_and_after_an_update(engine: Any, tiny_model_dir: Path) -> None:
     for version, temperature in ((1, 1.0), (2, 0.7), (3, 1.0)):
-        engine.update_weights(changed(policy, version).named_parameters(), version)
+        policy = changed(load_policy(tiny_model_dir), version)
+        engine.update_weights(policy.named_parameters(), version)
         played = asyncio.run(play(engine, temperature=temperature))
         assert len(played) == 12
         assert any(len(sample.images) > 1 for sample, _ in played.values())
