@@ -284,7 +284,7 @@ def test_experiment_of_ones_own_builds_on_one_that_ships(tmp_path: Path) -> None
 
 def test_table_3b() -> None:
     """The arms of the ablation differ in mask and clamp, and in nothing else."""
-    arms = {arm: compose_config([f"experiment=ablation/{arm}", "run_dir=run"]) for arm in ARMS}
+    arms = {arm: compose_config([f"experiment=ablation/{arm}", "run_dir=run", "logger=csv"]) for arm in ARMS}
     settings = {}
     for arm, config in arms.items():
         assert config.pop("name") == f"ablation/{arm}"
