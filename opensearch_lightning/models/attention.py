@@ -5,7 +5,7 @@ No mask over the whole row is ever built: time and memory grow with the segments
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,7 @@ def segmented_attention(
     attention_mask: Tensor | None,
     *,
     segments: Sequence[Segment] | None = None,
+    exchange: Callable[..., tuple[Tensor, None]] | None = None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **options: Any,
@@ -67,6 +68,8 @@ def segmented_attention(
         value: ``[1, kv_heads, N, D]``.
         attention_mask: of transformers; ``None`` with segments.
         segments: the stretches of the row, without gaps; ``None`` for transformers' own ``"sdpa"``.
+        exchange: attends in this function's place where each rank holds a stretch of the row
+            (:class:`~opensearch_lightning.models.SequenceParallel`).
         dropout: probability.
         scaling: factor of the scores; ``None`` for ``1/√D``.
         options: of transformers' ``"sdpa"``.
@@ -78,6 +81,8 @@ def segmented_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
+    if exchange is not None:
+        return exchange(query, key, value, segments=segments, dropout=dropout, scaling=scaling)
     # split once: the gradients of as many slices would each be as large as the row
     lengths = [segment.length for segment in segments]
     queries, keys, values = (states.split(lengths, dim=2) for states in (query, key, value))

@@ -19,6 +19,7 @@ from opensearch_lightning.chat.packing import PackedBatch
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models.attention import attend_by_segment
 from opensearch_lightning.models.output_layer import output_layer_logprobs
+from opensearch_lightning.models.sequence_parallel import SequenceParallel, hidden_of_stretch
 from opensearch_lightning.models.weights import is_sharded, largest_over_shards
 
 
@@ -42,6 +43,7 @@ def policy_logprobs(
     temperature: float = 1.0,
     with_entropy: bool = False,
     chunk_size: int = 1024,
+    sequence_parallel: SequenceParallel | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probability of each token of the mask, given the tokens before it.
 
@@ -57,26 +59,35 @@ def policy_logprobs(
         temperature: divides the logits; the one the tokens were sampled with.
         with_entropy: whether to return the entropy, in nats, of the distribution at each of these tokens.
         chunk_size: most positions at a time in the output layer.
+        sequence_parallel: the group of ranks that reads the row together; all call with the same packed batch and mask.
+            Each gets every value. Only those of its own stretch carry a gradient, so the gradients of a loss are to be
+            summed over the ranks.
 
     Returns:
         ``[B, T]`` log-probabilities, and ``[B, T]`` entropies or ``None``; at least float32, 0 outside the mask.
 
     Raises:
         ConfigurationError: if the mask asks for the first token of a sequence or for padding, or the batch is packed
-            and the model's attention cannot be kept inside of segments.
+            and the model's attention cannot be kept inside of segments, or sequence parallelism is asked for and the
+            batch is not packed or the model's heads cannot be shared.
     """
     mask_BT = mask_BT.bool()
     if bool(mask_BT[:, 0].any()):
         raise ConfigurationError("the mask asks for token 0 of a sequence, which nothing precedes: start it at token 1")
     if bool((mask_BT & ~batch.valid).any()):
         raise ConfigurationError("the mask asks for padding, which has no log-probability: leave it out (batch.valid)")
-    hidden_RLH = _hidden(model, batch)
+    hidden_RLH = _hidden(model, batch, sequence_parallel)
     if isinstance(batch, PackedBatch):
         index_BT = batch.index_BT
     else:
         index_BT = torch.arange(mask_BT.numel(), device=mask_BT.device).view(mask_BT.shape)
-    asked = mask_BT[:, 1:]
-    before_N, asked_N = index_BT[:, :-1][asked], index_BT[:, 1:][asked]
+    own_BT, first = mask_BT, 0
+    if sequence_parallel is not None:
+        places = sequence_parallel.stretch(batch.input_ids.shape[1])
+        before_BT, first = index_BT.roll(1, dims=1), places.start
+        own_BT = mask_BT & (before_BT >= places.start) & (before_BT < places.stop)
+    asked = own_BT[:, 1:]
+    before_N, asked_N = index_BT[:, :-1][asked] - first, index_BT[:, 1:][asked]
     forbidden = torch.tensor(forbidden_token_ids(model.config), device=hidden_RLH.device)
     logprobs_N, entropy_N = output_layer_logprobs(
         model.lm_head,
@@ -88,18 +99,27 @@ def policy_logprobs(
         forbidden_ids=forbidden,
         n_chunks=largest_over_shards(model, math.ceil(int(asked.sum()) / chunk_size)),
     )
-    return _spread(logprobs_N, mask_BT), None if entropy_N is None else _spread(entropy_N, mask_BT)
+    logprobs_BT = _spread(logprobs_N, own_BT)
+    entropy_BT = None if entropy_N is None else _spread(entropy_N, own_BT)
+    if sequence_parallel is not None:
+        logprobs_BT = sequence_parallel.complete(logprobs_BT, own_BT)
+        entropy_BT = None if entropy_BT is None else sequence_parallel.complete(entropy_BT, own_BT)
+    return logprobs_BT, entropy_BT
 
 
-def _hidden(model: Any, batch: ModelBatch | PackedBatch) -> Tensor:
-    """Last hidden states ``[R, L, H]`` of the rows of ``batch.input_ids``.
+def _hidden(model: Any, batch: ModelBatch | PackedBatch, parallel: SequenceParallel | None) -> Tensor:
+    """Last hidden states ``[R, L, H]`` of the rows of ``batch.input_ids``, or of the own stretch of a row.
 
     Every submodule runs, whether there are images or not, and in one order: ranks that share the weights gather those
     of each submodule together, with or without a gradient.
     """
     without = batch.pixel_values is None and (torch.is_grad_enabled() or is_sharded(model))
     if isinstance(batch, PackedBatch):
-        return _packed_hidden(model, batch, without)
+        return _packed_hidden(model, batch, without, parallel)
+    if parallel is not None:
+        raise ConfigurationError(
+            "sequence parallelism splits packed rows, and this batch is padded: lay it out with chat.pack"
+        )
     with _black_image(model) if without else nullcontext():
         hidden_BTH: Tensor = model.model(
             input_ids=batch.input_ids,
@@ -111,17 +131,24 @@ def _hidden(model: Any, batch: ModelBatch | PackedBatch) -> Tensor:
     return hidden_BTH
 
 
-def _packed_hidden(model: Any, batch: PackedBatch, without_images: bool) -> Tensor:
+def _packed_hidden(model: Any, batch: PackedBatch, without_images: bool, parallel: SequenceParallel | None) -> Tensor:
     attend_by_segment(model)
-    inputs: dict[str, Any] = {"segments": batch.segments}
+    images: Any = None
     zero: Tensor | float = 0.0
     if batch.pixel_values is not None:
         # called apart, as the model would hand the segments to the vision tower too
         images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
-        inputs["mm_encoder_outputs"] = {"image": images}
     elif without_images:
         zero = _zero_from_vision(model)
-    outputs = model.model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **inputs)
+    if parallel is not None:
+        return hidden_of_stretch(model, batch, images, parallel) + zero
+    outputs = model.model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        mm_encoder_outputs=None if images is None else {"image": images},
+        use_cache=False,
+        segments=batch.segments,
+    )
     hidden_1NH: Tensor = outputs.last_hidden_state + zero
     return hidden_1NH
 

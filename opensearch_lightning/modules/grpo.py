@@ -32,7 +32,7 @@ from opensearch_lightning.algorithms import (
 )
 from opensearch_lightning.chat import PackedBatch
 from opensearch_lightning.errors import ConfigurationError, DataError
-from opensearch_lightning.models import collect_router_logits, policy_logprobs, router_losses
+from opensearch_lightning.models import SequenceParallel, collect_router_logits, policy_logprobs, router_losses
 from opensearch_lightning.modules.accumulation import accumulate, check_optimizer, clip_and_step
 from opensearch_lightning.modules.optim import adamw
 from opensearch_lightning.modules.passes import (
@@ -46,6 +46,7 @@ from opensearch_lightning.modules.passes import (
 )
 from opensearch_lightning.modules.reference import attach_reference
 from opensearch_lightning.modules.rollout_rows import AdvantageRecord, RolloutRows
+from opensearch_lightning.modules.sequence_parallel import joined_rollouts
 from opensearch_lightning.modules.tally import Tally
 from opensearch_lightning.strategies import prepare_engine
 from opensearch_lightning.types import RolloutBatch
@@ -90,6 +91,8 @@ class FatalAwareGRPO(L.LightningModule):
         old_logprobs: the denominator of the ratio: ``"sampling"`` takes the engine's log-probabilities (right when
             engine and trainer agree and rollouts are on policy), ``"policy"`` computes them before the first update.
         max_grad_norm: global gradient norm limit, ``None`` for off.
+        sequence_parallel_size: neighbouring ranks that share each pass, its row split between them; 1 for none. They
+            train on the trajectories of all of them.
 
     Raises:
         ConfigurationError: a setting that cannot work; the message names it.
@@ -119,6 +122,7 @@ class FatalAwareGRPO(L.LightningModule):
         max_tokens_per_micro_batch: int = 74_576,
         old_logprobs: OldLogprobs = "sampling",
         max_grad_norm: float | None = 1.0,
+        sequence_parallel_size: int = 1,
     ) -> None:
         super().__init__()
         _check_choice("advantage", advantage, Estimator)
@@ -153,6 +157,13 @@ class FatalAwareGRPO(L.LightningModule):
             )
         if importance_cap is not None and not importance_cap >= 1:
             raise ConfigurationError(f"importance_cap is {importance_cap}; set at least 1 (2 is common), or null")
+        if sequence_parallel_size < 1:
+            raise ConfigurationError(f"sequence_parallel_size is {sequence_parallel_size}; set 1 (off) or more")
+        if sequence_parallel_size > 1 and (router_aux_coefficient or router_z_coefficient):
+            raise ConfigurationError(
+                f"sequence_parallel_size is {sequence_parallel_size}, and a rank sees the routers of its own stretch "
+                "of a row only; set router_aux_coefficient and router_z_coefficient to 0, or the size to 1"
+            )
         self.automatic_optimization = False
         self.policy = policy
         self.reference: nn.Module | None = None
@@ -174,6 +185,8 @@ class FatalAwareGRPO(L.LightningModule):
         self.max_tokens_per_micro_batch = max_tokens_per_micro_batch
         self.old_logprobs: OldLogprobs = old_logprobs
         self.max_grad_norm = max_grad_norm
+        self.sequence_parallel_size = sequence_parallel_size
+        self._parallel: SequenceParallel | None = None
         self.last_advantages: AdvantageRecord | None = None
         self._make_optimizer = optimizer or (lambda model: adamw(model, lr=lr))
         self._make_scheduler = scheduler
@@ -181,8 +194,13 @@ class FatalAwareGRPO(L.LightningModule):
     # --- hooks of Lightning -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Tell a strategy that clips gradients itself how far."""
+        """Tell a strategy that clips gradients itself how far, and group the ranks that share rows."""
         prepare_engine(self.trainer, self.max_grad_norm)
+        if stage == "fit" and self.sequence_parallel_size > 1:
+            self._parallel = SequenceParallel(self.sequence_parallel_size)
+            for model in (self.policy, self.reference):
+                if model is not None:
+                    self._parallel.check_heads(model.config)
 
     def configure_optimizers(self) -> Any:
         """The given optimizer, or AdamW; with its scheduler if one is given."""
@@ -204,6 +222,8 @@ class FatalAwareGRPO(L.LightningModule):
 
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> None:
         """One GRPO step: advantages over the groups, then one update for each mini-batch of prompts."""
+        if self._parallel is not None:
+            batch = joined_rollouts(batch, self._parallel, self.trainer)
         rows = RolloutRows.of(batch)
         old, reference = self._known_logprobs(rows)
         record = self.last_advantages = self._advantages(rows, self._rewards(rows, old, reference))
@@ -329,7 +349,12 @@ class FatalAwareGRPO(L.LightningModule):
         sampling_BT = self._padded([rows.trajectories[row].sampling_logprobs for row in one.rows])
         with self._collect_router_logits() as router_logits:
             logprobs_BT, entropy_BT = policy_logprobs(
-                self.policy, batch, mask_BT, temperature=rows.temperature, with_entropy=True
+                self.policy,
+                batch,
+                mask_BT,
+                temperature=rows.temperature,
+                with_entropy=True,
+                sequence_parallel=self._parallel,
             )
         assert entropy_BT is not None
         weights_BT = None
@@ -371,6 +396,8 @@ class FatalAwareGRPO(L.LightningModule):
     def _figures(self, tally: Tally) -> dict[str, float]:
         """What an update logs, over all ranks."""
         sums, highest = tally.over_ranks(self.trainer.strategy, self.device)
+        # each rank of a group has counted its rows
+        sums = {name: total / self.sequence_parallel_size for name, total in sums.items()}
         tokens = max(sums["tokens"], 1.0)
         figures = {
             "train/loss": sums["loss"],
@@ -422,10 +449,11 @@ class FatalAwareGRPO(L.LightningModule):
         return max(1.0, self._over_ranks(own))
 
     def _over_ranks(self, count: float) -> float:
+        """The sum over ranks, where each rank of a group counts what is the group's."""
         total: Any = self.trainer.strategy.reduce(
             torch.tensor(float(count), dtype=torch.float64, device=self.device), reduce_op="sum"
         )
-        return float(total)
+        return float(total) / self.sequence_parallel_size
 
     # --- passes -------------------------------------------------------------------------------------------------
 
@@ -442,8 +470,10 @@ class FatalAwareGRPO(L.LightningModule):
         passes = self._plan(rows, range(len(rows.trajectories)))
         old = _sampling_logprobs(rows)
         if self.old_logprobs == "policy":
-            old = score_rows(self.policy, rows, passes, self.device)
-        return old, None if self.reference is None else score_rows(self.reference, rows, passes, self.device)
+            old = score_rows(self.policy, rows, passes, self.device, self._parallel)
+        if self.reference is None:
+            return old, None
+        return old, score_rows(self.reference, rows, passes, self.device, self._parallel)
 
 
 def _sampling_logprobs(rows: RolloutRows) -> Logprobs:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from opensearch_lightning.chat import PackedBatch, pack, plan_packs
-from opensearch_lightning.models import policy_logprobs
+from opensearch_lightning.models import SequenceParallel, policy_logprobs
 from opensearch_lightning.modules.accumulation import agree_on_passes
 from opensearch_lightning.modules.rollout_rows import RolloutRows
 
@@ -53,12 +53,20 @@ def pack_rows(rows: RolloutRows, chosen: Sequence[int], model: Any, device: torc
 
 
 @torch.no_grad()
-def score_rows(model: nn.Module, rows: RolloutRows, passes: Sequence[Pass], device: torch.device) -> Logprobs:
+def score_rows(
+    model: nn.Module,
+    rows: RolloutRows,
+    passes: Sequence[Pass],
+    device: torch.device,
+    parallel: SequenceParallel | None = None,
+) -> Logprobs:
     """What ``model`` gives to the sampled tokens of the rows of ``passes``; 0 at all others."""
     scores: Logprobs = {}
     for one in passes:
         batch = pack_rows(rows, one.rows, model, device)
-        logprobs_BT, _ = policy_logprobs(model, batch, batch.step_ids >= 0, temperature=rows.temperature)
+        logprobs_BT, _ = policy_logprobs(
+            model, batch, batch.step_ids >= 0, temperature=rows.temperature, sequence_parallel=parallel
+        )
         for position, row in enumerate(one.rows):
             scores[row] = logprobs_BT[position, : len(rows.trajectories[row].token_ids)].cpu()
     return scores

@@ -21,6 +21,13 @@ PATIENCE = timedelta(minutes=5)
 """A rank that waits longer for another waits in vain."""
 
 
+def without_shared_memory() -> None:
+    """Keep DeepSpeed from a C++ extension for ranks of one machine, which takes minutes to build."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 class CPUZeroStrategy(ZeroStrategy):
     """ZeRO over gloo; the strategies of Lightning and of this package insist on CUDA."""
 
@@ -39,10 +46,7 @@ class CPUZeroStrategy(ZeroStrategy):
         DDPStrategy.setup_environment(self)
 
     def setup_distributed(self) -> None:
-        import deepspeed
-
-        # a C++ extension that takes minutes to build, for ranks of one machine
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        without_shared_memory()
         self.set_world_ranks()
         self._init_deepspeed_distributed()
 
