@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -34,14 +35,17 @@ from opensearch_lightning.chat import PackedBatch
 from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.models import SequenceParallel, collect_router_logits, policy_logprobs, router_losses
 from opensearch_lightning.modules.accumulation import accumulate, check_optimizer, clip_and_step
+from opensearch_lightning.modules.grpo_settings import KLPlace, OldLogprobs, check_settings
 from opensearch_lightning.modules.optim import adamw
 from opensearch_lightning.modules.passes import (
+    KnownLogprobs,
     Logprobs,
     Pass,
     pack_rows,
     padded,
     pass_tokens,
     plan_passes,
+    sampling_logprobs,
     score_rows,
 )
 from opensearch_lightning.modules.reference import attach_reference
@@ -54,9 +58,6 @@ from opensearch_lightning.types import RolloutBatch
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
-
-KLPlace = Literal["loss", "reward"]
-OldLogprobs = Literal["sampling", "policy"]
 
 
 class FatalAwareGRPO(L.LightningModule):
@@ -125,45 +126,10 @@ class FatalAwareGRPO(L.LightningModule):
         sequence_parallel_size: int = 1,
     ) -> None:
         super().__init__()
-        _check_choice("advantage", advantage, Estimator)
-        _check_choice("baseline", baseline, Baseline)
-        _check_choice("aggregation", aggregation, Aggregation)
-        _check_choice("kl_in", kl_in, KLPlace)
-        _check_choice("old_logprobs", old_logprobs, OldLogprobs)
-        _check_not_negative(
-            kl_coefficient=kl_coefficient,
-            entropy_coefficient=entropy_coefficient,
-            router_aux_coefficient=router_aux_coefficient,
-            router_z_coefficient=router_z_coefficient,
-        )
         if len(clip) != 2 or not 0 < clip[0] < 1 or not clip[1] > 0:
             raise ConfigurationError(f"clip is {clip!r}; give (low, high) with 0 < low < 1 and high > 0")
-        if mini_batch_prompts is not None and mini_batch_prompts < 1:
-            raise ConfigurationError(f"mini_batch_prompts is {mini_batch_prompts}; set at least 1, or null for all")
-        if max_tokens_per_micro_batch < 1:
-            raise ConfigurationError(f"max_tokens_per_micro_batch is {max_tokens_per_micro_batch}; set at least 1")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ConfigurationError(f"max_grad_norm is {max_grad_norm}; set a norm above 0, or null for no limit")
-        if kl_coefficient and reference is None:
-            raise ConfigurationError(
-                f"kl_coefficient is {kl_coefficient}, and there is no reference; give one, or set 0"
-            )
         if reference is not None and reference is policy:
             raise ConfigurationError("reference is the policy itself, which would move with it; load it a second time")
-        if importance_cap is not None and old_logprobs != "policy":
-            raise ConfigurationError(
-                f'importance_cap is {importance_cap}, but old_logprobs="{old_logprobs}" takes the engine\'s '
-                'log-probabilities for the trainer\'s; set old_logprobs to "policy", or importance_cap to null'
-            )
-        if importance_cap is not None and not importance_cap >= 1:
-            raise ConfigurationError(f"importance_cap is {importance_cap}; set at least 1 (2 is common), or null")
-        if sequence_parallel_size < 1:
-            raise ConfigurationError(f"sequence_parallel_size is {sequence_parallel_size}; set 1 (off) or more")
-        if sequence_parallel_size > 1 and (router_aux_coefficient or router_z_coefficient):
-            raise ConfigurationError(
-                f"sequence_parallel_size is {sequence_parallel_size}, and a rank sees the routers of its own stretch "
-                "of a row only; set router_aux_coefficient and router_z_coefficient to 0, or the size to 1"
-            )
         self.automatic_optimization = False
         self.policy = policy
         self.reference: nn.Module | None = None
@@ -190,6 +156,7 @@ class FatalAwareGRPO(L.LightningModule):
         self.last_advantages: AdvantageRecord | None = None
         self._make_optimizer = optimizer or (lambda model: adamw(model, lr=lr))
         self._make_scheduler = scheduler
+        check_settings(self)
 
     # --- hooks of Lightning -------------------------------------------------------------------------------------
 
@@ -225,9 +192,9 @@ class FatalAwareGRPO(L.LightningModule):
         if self._parallel is not None:
             batch = joined_rollouts(batch, self._parallel, self.trainer)
         rows = RolloutRows.of(batch)
-        old, reference = self._known_logprobs(rows)
-        record = self.last_advantages = self._advantages(rows, self._rewards(rows, old, reference))
-        updates = [self._update(rows, record, chosen, old, reference) for chosen in self._mini_batches(rows)]
+        known = self._known_logprobs(rows)
+        record = self.last_advantages = self._advantages(rows, self._rewards(rows, known))
+        updates = [self._update(rows, record, known, chosen) for chosen in self._mini_batches(rows)]
         figures = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
         # before the first update the policy is the one that sampled: what differs from 1 here is engine against trainer
         figures["train/ratio_max_error"] = updates[0]["train/ratio_max_error"]
@@ -267,16 +234,16 @@ class FatalAwareGRPO(L.LightningModule):
             advantages=clamp_fatal_advantages(raw, rows.is_fatal) if self.clamp_fatal else raw,
         )
 
-    def _rewards(self, rows: RolloutRows, old: Logprobs, reference: Logprobs | None) -> Tensor:
+    def _rewards(self, rows: RolloutRows, known: KnownLogprobs) -> Tensor:
         """Rewards, less the divergence from the reference where the penalty stands there."""
-        if reference is None or self.kl_in == "loss" or not self.kl_coefficient:
+        if known.reference is None or self.kl_in == "loss" or not self.kl_coefficient:
             return rows.rewards
         steps = padded([t.step_ids for t in rows.trajectories], -1)
         every = range(len(rows.trajectories))
         return kl_penalized_rewards(
             rows.rewards,
-            padded([old[row] for row in every]),
-            padded([reference[row] for row in every]),
+            padded([known.old[row] for row in every]),
+            padded([known.reference[row] for row in every]),
             fatal_loss_mask(steps, rows.kept_steps),
             self.kl_coefficient,
         )
@@ -310,18 +277,20 @@ class FatalAwareGRPO(L.LightningModule):
     # --- one update ---------------------------------------------------------------------------------------------
 
     def _update(
-        self, rows: RolloutRows, record: AdvantageRecord, chosen: list[int], old: Logprobs, reference: Logprobs | None
+        self, rows: RolloutRows, record: AdvantageRecord, known: KnownLogprobs, chosen: list[int]
     ) -> dict[str, float]:
         """One optimizer update over ``chosen``, in passes whose gradients add up to the whole's."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        denominator = self._denominator(rows, chosen)
-        tally = Tally()
         passes = self._plan(rows, [row for row in chosen if self._teaches(rows, record, row)])
-        n_tokens = self._over_ranks(sum(pass_tokens(rows, one) for one in passes))
+        whole = _Whole(
+            denominator=self._denominator(rows, chosen),
+            n_tokens=max(1.0, self._over_ranks(sum(pass_tokens(rows, one) for one in passes))),
+        )
+        tally = Tally()
         for one, context in accumulate(self.trainer, passes):
             with context:
-                loss = self._pass_loss(rows, record, one, old, reference, denominator, n_tokens, tally)
+                loss = self._pass_loss(rows, record, known, one, whole, tally)
                 # data parallel strategies average gradients over the ranks; their sum is wanted
                 self.manual_backward(loss * self.trainer.world_size)
         norm = clip_and_step(self.trainer, optimizer, self.policy.parameters(), self.max_grad_norm)
@@ -335,18 +304,15 @@ class FatalAwareGRPO(L.LightningModule):
         self,
         rows: RolloutRows,
         record: AdvantageRecord,
+        known: KnownLogprobs,
         one: Pass,
-        old: Logprobs,
-        reference: Logprobs | None,
-        denominator: float,
-        n_tokens: float,
+        whole: _Whole,
         tally: Tally,
     ) -> Tensor:
-        """Loss of one pass, to be summed over all of them, and what to log of it."""
+        """Loss of one pass, to be summed over all of them."""
         batch = pack_rows(rows, one.rows, self.policy, self.device)
         mask_BT = fatal_loss_mask(batch.step_ids, rows.kept_steps[one.rows].to(self.device)) & (not one.idle)
-        old_BT = self._padded([old[row] for row in one.rows])
-        sampling_BT = self._padded([rows.trajectories[row].sampling_logprobs for row in one.rows])
+        old_BT = self._padded(known.old, one.rows)
         with self._collect_router_logits() as router_logits:
             logprobs_BT, entropy_BT = policy_logprobs(
                 self.policy,
@@ -357,11 +323,6 @@ class FatalAwareGRPO(L.LightningModule):
                 sequence_parallel=self._parallel,
             )
         assert entropy_BT is not None
-        weights_BT = None
-        if self.importance_cap is not None:
-            weights_BT = truncated_importance_weights(old_BT, sampling_BT, mask_BT, self.importance_cap)
-            tally.add(capped=(weights_BT == self.importance_cap).sum())
-        in_loss = self.kl_in == "loss"
         result = policy_loss(
             logprobs_BT,
             old_BT,
@@ -370,28 +331,41 @@ class FatalAwareGRPO(L.LightningModule):
             self.clip_low,
             self.clip_high,
             aggregation=self.aggregation,
-            denominator=denominator,
-            ref_logprobs_BT=None if reference is None else self._padded([reference[r] for r in one.rows]),
-            kl_coefficient=self.kl_coefficient if in_loss else 0.0,
+            denominator=whole.denominator,
+            ref_logprobs_BT=None if known.reference is None else self._padded(known.reference, one.rows),
+            kl_coefficient=self.kl_coefficient if self.kl_in == "loss" else 0.0,
             entropy_BT=entropy_BT if self.entropy_coefficient else entropy_BT.detach(),
             entropy_coefficient=self.entropy_coefficient,
-            importance_weights_BT=weights_BT,
+            importance_weights_BT=self._importance_weights(rows, one, old_BT, mask_BT, tally),
         )
         loss = result.loss
         if self._uses_routers:
-            loss = loss + self._router_loss(router_logits, batch, pass_tokens(rows, one) / max(n_tokens, 1.0), tally)
-        apart = mismatch(old_BT, sampling_BT, mask_BT)
+            loss = loss + self._router_loss(router_logits, batch, pass_tokens(rows, one) / whole.n_tokens, tally)
         tally.add(
             loss=loss.detach(),
             tokens=result.n_tokens,
             clipped=result.clip_fraction * result.n_tokens,
             entropy=entropy_BT.detach().sum(),
             kl=result.kl,
-            mismatch=apart.absolute,
-            mismatch_kl=apart.kl,
         )
-        tally.raise_to(ratio_max_error=result.ratio_max_error, mismatch_max=apart.largest)
+        tally.raise_to(ratio_max_error=result.ratio_max_error)
         return loss
+
+    def _importance_weights(
+        self, rows: RolloutRows, one: Pass, old_BT: Tensor, mask_BT: Tensor, tally: Tally
+    ) -> Tensor | None:
+        """Weights that make up for the engine's difference, where they are asked for; notes how large it is."""
+        if self.old_logprobs != "policy":
+            return None
+        sampling_BT = self._padded(sampling_logprobs(rows), one.rows)
+        apart = mismatch(old_BT, sampling_BT, mask_BT)
+        tally.add(mismatch=apart.absolute, mismatch_kl=apart.kl)
+        tally.raise_to(mismatch_max=apart.largest)
+        if self.importance_cap is None:
+            return None
+        weights_BT = truncated_importance_weights(old_BT, sampling_BT, mask_BT, self.importance_cap)
+        tally.add(capped=(weights_BT == self.importance_cap).sum())
+        return weights_BT
 
     def _figures(self, tally: Tally) -> dict[str, float]:
         """What an update logs, over all ranks."""
@@ -460,32 +434,23 @@ class FatalAwareGRPO(L.LightningModule):
     def _plan(self, rows: RolloutRows, chosen: Sequence[int]) -> list[Pass]:
         return plan_passes(rows, chosen, self.max_tokens_per_micro_batch, self.policy, self.trainer)
 
-    def _padded(self, values: Sequence[Tensor]) -> Tensor:
-        return padded(values).to(self.device)
+    def _padded(self, logprobs: Logprobs, chosen: Sequence[int]) -> Tensor:
+        return padded([logprobs[row] for row in chosen]).to(self.device)
 
-    def _known_logprobs(self, rows: RolloutRows) -> tuple[Logprobs, Logprobs | None]:
-        """Of the policy before this step's updates (or the engine's in its place), and of a reference."""
-        if self.old_logprobs == "sampling" and self.reference is None:
-            return _sampling_logprobs(rows), None
-        passes = self._plan(rows, range(len(rows.trajectories)))
-        old = _sampling_logprobs(rows)
-        if self.old_logprobs == "policy":
-            old = score_rows(self.policy, rows, passes, self.device, self._parallel)
-        if self.reference is None:
-            return old, None
-        return old, score_rows(self.reference, rows, passes, self.device, self._parallel)
+    def _known_logprobs(self, rows: RolloutRows) -> KnownLogprobs:
+        old, reference = sampling_logprobs(rows), None
+        if self.old_logprobs == "policy" or self.reference is not None:
+            passes = self._plan(rows, range(len(rows.trajectories)))
+            if self.old_logprobs == "policy":
+                old = score_rows(self.policy, rows, passes, self.device, self._parallel)
+            if self.reference is not None:
+                reference = score_rows(self.reference, rows, passes, self.device, self._parallel)
+        return KnownLogprobs(old=old, reference=reference)
 
 
-def _sampling_logprobs(rows: RolloutRows) -> Logprobs:
-    return {row: trajectory.sampling_logprobs for row, trajectory in enumerate(rows.trajectories)}
+@dataclass(frozen=True, kw_only=True)
+class _Whole:
+    """What the parts of an update are divided by: trajectories (or kept tokens) and kept tokens of all ranks."""
 
-
-def _check_choice(name: str, value: Any, choices: Any) -> None:
-    if value not in get_args(choices):
-        raise ConfigurationError(f"{name} is {value!r}; set one of {', '.join(get_args(choices))}")
-
-
-def _check_not_negative(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise ConfigurationError(f"{name} is {value}; set 0 (off) or more")
+    denominator: float
+    n_tokens: float

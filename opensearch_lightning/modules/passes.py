@@ -23,6 +23,14 @@ Logprobs = dict[int, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownLogprobs:
+    """What is known of each row before a step's updates: under the policy as it was, and under a reference."""
+
+    old: Logprobs
+    reference: Logprobs | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pass:
     """Rows of one forward pass. An idle one only keeps step with other ranks: none of its tokens count."""
 
@@ -50,6 +58,11 @@ def pass_tokens(rows: RolloutRows, one: Pass) -> int:
 def pack_rows(rows: RolloutRows, chosen: Sequence[int], model: Any, device: torch.device) -> PackedBatch:
     """``chosen`` as one packed batch for ``model``."""
     return pack([rows.trajectories[row] for row in chosen], **_image_tokens(model)).to(device)
+
+
+def sampling_logprobs(rows: RolloutRows) -> Logprobs:
+    """What the engine gave to the tokens of each row when it sampled them."""
+    return {row: trajectory.sampling_logprobs for row, trajectory in enumerate(rows.trajectories)}
 
 
 @torch.no_grad()
