@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import pytest
+import torch
 
 from opensearch_lightning.chat import TokenizedSample
 from opensearch_lightning.errors import ConfigurationError
@@ -16,7 +17,6 @@ from opensearch_lightning.modules import FatalAwareGRPO
 from opensearch_lightning.types import Trajectory
 from tests.models.tiny import tiny_checkpoint, tiny_policy
 from tests.modules.rollouts import batch_of, scored, trajectory
-from tests.modules.test_sft import sgd
 from tests.packed import image, run
 from tests.strategies.cpu_ranks import on_ranks, trainer, without_shared_memory
 from tests.strategies.test_zero import Shares, Weights, furthest, weights_of
@@ -36,6 +36,10 @@ class Figures(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self.seen.append([float(trainer.callback_metrics[name]) for name in LOGGED])
+
+
+def sgd(model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
 
 
 def group(task: str, samples: Sequence[TokenizedSample]) -> list[Trajectory]:
@@ -74,14 +78,15 @@ def fit(name: str, size: int, steps: Sequence[Step]) -> tuple[Weights, list[list
         kl_coefficient=0.1,
         entropy_coefficient=0.01,
         old_logprobs="policy",
-        optimizer=sgd,
+        optimizer=partial(sgd, lr=0.1),
         max_grad_norm=None,
         mini_batch_prompts=2,
         max_tokens_per_micro_batch=40,
         aggregation="token-mean",
         sequence_parallel_size=size,
     )
-    trainer(name, len(steps), figures, devices=RANKS).fit(module, datamodule=Shares(steps, batch_of))
+    updates = 2 * len(steps)
+    trainer(name, updates, figures, devices=RANKS).fit(module, datamodule=Shares(steps, batch_of))
     assert module.last_advantages is not None
     return weights_of(module.policy), figures.seen, len(module.last_advantages.trajectories)
 
@@ -118,6 +123,7 @@ def test_pairs_of_ranks_end_where_one_process_does(ranks: Any, alone: Any, steps
     for number, rank in enumerate(ranks):
         got, got_figures, n_trajectories = rank[name]
         assert furthest(got, weights) < 1e-5
+        assert len(figures) == len(steps)
         for one, other in zip(got_figures, figures, strict=True):
             assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
         pair = number - number % 2
