@@ -212,7 +212,10 @@ def test_a_finished_folder_is_not_overwritten(
         ("name=???", "the setting 'name' has no value"),
         ("module=3", "module=3 is no choice of the group 'module': it takes a name, one of grpo, sft"),
         ("experiment=3", "experiment=3 is no choice of the group 'experiment'"),
-        ("model=null", "model=null is no choice of the group 'model': it takes a name, one of qwen3_vl_8b, tiny"),
+        (
+            "model=null",
+            "model=null is no choice of the group 'model': it takes a name, one of qwen3_vl_30b_a3b, qwen3_vl_8b, tiny",
+        ),
         ("data=null", "data=null is no choice of the group 'data'"),
         ("seed=1,2", "seed=1,2 lists several values and one run takes one"),
         ("seed=abc", "seed is 'abc'; set a whole number from 0"),

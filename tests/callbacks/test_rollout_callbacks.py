@@ -23,6 +23,7 @@ from opensearch_lightning.models import load_policy, load_processor
 from opensearch_lightning.modules import FatalAwareGRPO
 from opensearch_lightning.rewards import CompositeReward, ExactMatchJudge, LexicalQueryJudge
 from opensearch_lightning.rollout import TransformersEngine
+from opensearch_lightning.strategies import ZeroStrategy
 from opensearch_lightning.tools import FaultInjector, ToolExecutor, offline_tools
 from opensearch_lightning.types import NON_FATAL, ErrorKind, RolloutBatch, StopReason, Task, TrajectoryGroup
 from tests.modules.rollouts import trajectory
@@ -272,12 +273,24 @@ def test_prompts_that_fill_the_context_are_no_training(tiny: dict[str, Path], ti
         trainer.fit(module, datamodule=SearchVLRLDataModule(tiny["rl"], prompts_per_step=2))
 
 
+def test_an_engine_on_weights_that_zero_3_takes_apart_is_refused(tiny: dict[str, Path], tiny_world: Any) -> None:
+    policy, processor = load_policy(tiny["model"]), load_processor(tiny["model"])
+    executor = ToolExecutor(offline_tools(tiny_world))
+    sharded: Any = SimpleNamespace(strategy=ZeroStrategy(stage=3))
+    shared = RolloutGeneration(TransformersEngine(policy, processor), executor, None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="own_weights=true"):
+        shared.setup(sharded, FatalAwareGRPO(policy), "fit")
+    apart = RolloutGeneration(TransformersEngine(policy, processor, own_weights=True), executor, None)  # type: ignore[arg-type]
+    apart.setup(sharded, FatalAwareGRPO(policy), "fit")
+    apart.teardown(sharded, FatalAwareGRPO(policy), "fit")
+
+
 def test_training_on_truncated_sampling_is_refused(tiny: dict[str, Path], tiny_world: Any) -> None:
     policy = load_policy(tiny["model"])
     engine = TransformersEngine(policy, load_processor(tiny["model"]))
     generation = RolloutGeneration(engine, ToolExecutor(offline_tools(tiny_world)), None, top_p=0.9)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="top_p"):
-        generation.setup(None, FatalAwareGRPO(policy), "fit")  # type: ignore[arg-type]
+        generation.setup(L.Trainer(**QUIET), FatalAwareGRPO(policy), "fit")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +305,7 @@ def test_a_task_twice_in_a_batch_is_refused(tiny: dict[str, Path], tiny_world: A
     policy = load_policy(tiny["model"])
     engine = TransformersEngine(policy, load_processor(tiny["model"]))
     generation = RolloutGeneration(engine, ToolExecutor(offline_tools(tiny_world)), None)  # type: ignore[arg-type]
-    generation.setup(None, FatalAwareGRPO(policy), "fit")  # type: ignore[arg-type]
+    generation.setup(L.Trainer(**QUIET), FatalAwareGRPO(policy), "fit")
     task = tiny_world.tasks("rl")[0]
     with pytest.raises(DataError, match=task.id):
         generation._fill(FatalAwareGRPO(policy), RolloutBatch(tasks=[task, task]), 2, 0)
