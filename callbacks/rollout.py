@@ -147,9 +147,8 @@ class RolloutGeneration(L.Callback):
                 "the engine samples from the policy's own weights, which ZeRO-3 takes apart; set rollout=vllm, or "
                 "rollout.engine.own_weights=true for an engine that keeps a whole copy"
             )
-        if stage == "fit" and self.run_ahead.max_staleness:
-            self.run_ahead.check(trainer)
-        self.run_ahead.forget()
+        if stage == "fit":
+            self.run_ahead.begin_fit(trainer)
         if self._runner is None:
             self._runner = asyncio.Runner()
 
@@ -169,7 +168,7 @@ class RolloutGeneration(L.Callback):
         self.run_ahead.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Which tasks were handed out to rollouts that run ahead; empty where none do."""
+        """Which tasks were handed out to rollouts that run ahead, on all ranks; empty where none do."""
         return self.run_ahead.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -189,7 +188,6 @@ class RolloutGeneration(L.Callback):
             _log(pl_module, self.run_ahead.fill(trainer, pl_module, batch))
             _check_groups(batch)
         else:
-            self.run_ahead.check_nothing_open()
             self._fill(pl_module, batch, self.group_size, trainer.global_step * self.group_size)
             _log(pl_module, {"time/rollout_s": time.perf_counter() - started})
         _log(pl_module, {"time/rollout_wait_s": time.perf_counter() - started, **_lost_and_tried_again(batch.groups)})

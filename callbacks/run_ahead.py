@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import lightning as L
+import torch
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import full_weights
@@ -36,6 +37,9 @@ class RunAhead:
     order: ``train_batch(number)`` gives any batch. What was handed out and not trained goes into checkpoints, and is
     handed out again on resuming.
 
+    Each rank makes and trains its own share of every batch of the data, on rollouts and with a ledger of its own. Ranks
+    meet where the engine gets new weights, at the start of each step, and where a checkpoint takes all their ledgers.
+
     Args:
         agent: makes the trajectories.
         group_size: trajectories of a task.
@@ -59,15 +63,26 @@ class RunAhead:
         self._agent = agent
         self._settings: dict[str, Any] = {"group_size": group_size, "sampling": sampling, "max_parallel": max_parallel}
         self._on_stale: OnStale = on_stale
+        self._rank, self._n_ranks = 0, 1
         self._new_rollouts()
-        self.forget()
+        self._forget()
 
     def _new_rollouts(self) -> AsyncRollouts:
         buffer = ReplayBuffer(max_staleness=self.max_staleness, on_stale=self._on_stale)
         return AsyncRollouts(self._agent, buffer, **self._settings)
 
-    def forget(self) -> None:
-        """Begin a fit: nothing is handed out."""
+    def begin_fit(self, trainer: L.Trainer) -> None:
+        """Nothing is handed out yet.
+
+        Raises:
+            ConfigurationError: rollouts are to run ahead, which engine or DataModule do not allow.
+        """
+        if self.max_staleness:
+            self._check(trainer)
+        self._rank, self._n_ranks = trainer.global_rank, trainer.world_size
+        self._forget()
+
+    def _forget(self) -> None:
         self._rollouts: AsyncRollouts | None = None
         self._ledger: TaskLedger | None = None
         self._source: Any = None
@@ -81,23 +96,13 @@ class RunAhead:
         """Whether rollouts run now."""
         return self._rollouts is not None
 
-    def check(self, trainer: L.Trainer) -> None:
-        """See that rollouts can run ahead in this fit.
-
-        Raises:
-            ConfigurationError: engine, DataModule or strategy do not allow it.
-        """
+    def _check(self, trainer: L.Trainer) -> None:
         wish = f"max_staleness is {self.max_staleness}"
         if not getattr(self._agent.engine, "live_updates", False):
             raise ConfigurationError(
                 f"{wish}, but the engine takes no new weights while rollouts run: set rollout.engine.own_weights=true "
                 "and rollout.engine.reproducible=false (what runs ahead depends on timing and is never reproducible), "
                 "or max_staleness=0"
-            )
-        if trainer.world_size > 1:
-            raise ConfigurationError(
-                f"{wish}, but there are {trainer.world_size} ranks, and which tasks are trained is kept for one; set "
-                "trainer.devices=1, or max_staleness=0"
             )
         source: Any = getattr(trainer, "datamodule", None)
         if not hasattr(source, "train_batch"):
@@ -106,30 +111,46 @@ class RunAhead:
                 "as SearchVLRLDataModule has, or set max_staleness=0"
             )
 
-    def check_nothing_open(self) -> None:
-        """Refuse to go on in step with the data where a checkpoint holds tasks that were trained out of order.
-
-        Raises:
-            ConfigurationError: there are some.
-        """
-        if self._ledger is not None and self._ledger.open:
-            raise ConfigurationError(
-                f"the checkpoint was made with rollouts that run ahead and holds {len(self._ledger.open)} tasks to be "
-                "trained, which max_staleness=0 would leave out; go on with max_staleness=1 or more"
-            )
-
     def state(self) -> dict[str, Any]:
-        """What was handed out and not trained; the groups of the running step count by the DataModule's own count."""
+        """What was handed out and not trained, of every rank; to be called on all of them together.
+
+        The groups of the running step count as trained by the DataModule's own count.
+        """
         if self._ledger is None:
             return {}
         number, places = self._in_step
         trained = self._source is None or self._source.state_dict()["batches"] > number
-        return {"run_ahead": self._ledger.state(places if trained else ())}
+        own = self._ledger.state(places if trained else ())
+        ledgers = [own] * self._n_ranks
+        if self._n_ranks > 1:
+            torch.distributed.all_gather_object(ledgers, own)
+        return {"run_ahead": ledgers}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned."""
-        if "run_ahead" in state:
-            self._ledger = TaskLedger.from_state(state["run_ahead"])
+        """Go on from what :meth:`state` returned.
+
+        Raises:
+            ConfigurationError: it holds tasks to be trained, and nothing runs ahead in this fit, or it has another
+                number of ranks, whose shares of the data are others.
+        """
+        ledgers = state.get("run_ahead")
+        if ledgers is None:
+            return
+        n_open = sum(len(ledger["open"]) for ledger in ledgers)
+        if not self.max_staleness:
+            if not n_open:
+                return
+            raise ConfigurationError(
+                f"the checkpoint was made with rollouts that run ahead and holds {n_open} tasks to be trained, which "
+                "max_staleness=0 would leave out; go on with max_staleness=1 or more"
+            )
+        if len(ledgers) != self._n_ranks:
+            raise ConfigurationError(
+                f"the checkpoint holds what {len(ledgers)} ranks had handed out of their shares of the data, and this "
+                f"run has {self._n_ranks}; resume with {len(ledgers)} (trainer.devices, trainer.num_nodes), or start "
+                "from the checkpoint's weights alone"
+            )
+        self._ledger = TaskLedger.from_state(ledgers[self._rank])
 
     def fill(self, trainer: L.Trainer, pl_module: Any, batch: RolloutBatch) -> dict[str, float]:
         """Put the groups of this step into ``batch``; returns figures to log.

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.errors import ConfigurationError, RolloutLost
 from opensearch_lightning.rollout.replay_buffer import PendingGroup, ReplayBuffer, Taken
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class AsyncRollouts:
         self._sampling = sampling
         self._max_parallel = max_parallel
         self._making: dict[PendingGroup, asyncio.Task[None]] = {}
+        self._unwanted: set[PendingGroup] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._asked_to_stop = asyncio.Event()
         self._started = threading.Event()
@@ -89,6 +90,8 @@ class AsyncRollouts:
         except BaseException as error:
             self.buffer.fail(error)
         finally:
+            # whoever waits for groups, now or later, waits in vain
+            self.buffer.fail(RolloutLost("the thread of the rollouts has ended, and no group comes any more"))
             self._started.set()
 
     async def _serve(self) -> None:
@@ -96,18 +99,23 @@ class AsyncRollouts:
         self._loop = asyncio.get_running_loop()
         self._started.set()
         await self._asked_to_stop.wait()
-        making = list(self._making.values())
-        for task in making:
-            task.cancel()
-        await asyncio.gather(*making, return_exceptions=True)
+        making = list(self._making.items())
+        for pending, _ in making:
+            self._cancel(pending)
+        await asyncio.gather(*(task for _, task in making), return_exceptions=True)
 
     def _begin(self, pending: PendingGroup) -> None:
         task = asyncio.get_running_loop().create_task(self._make(pending))
         self._making[pending] = task
-        task.add_done_callback(lambda _: self._making.pop(pending))
+        task.add_done_callback(lambda _: self._forget(pending))
+
+    def _forget(self, pending: PendingGroup) -> None:
+        del self._making[pending]
+        self._unwanted.discard(pending)
 
     def _cancel(self, pending: PendingGroup) -> None:
         if pending in self._making:
+            self._unwanted.add(pending)
             self._making[pending].cancel()
 
     async def _make(self, pending: PendingGroup) -> None:
@@ -119,6 +127,11 @@ class AsyncRollouts:
                 first_rollout=pending.place[0] * self._group_size,
                 place=_Place(self, pending),
             )
+        except asyncio.CancelledError:
+            if pending not in self._unwanted:
+                # a tool or judge cancelled itself: nobody else would tell the thread that waits for the group
+                self.buffer.fail(RolloutLost(f"the rollouts of task {pending.task.id} were cancelled from within"))
+            raise
         except Exception as error:  # it belongs to the thread that takes groups
             self.buffer.fail(error)
         else:

@@ -164,6 +164,7 @@ class TransformersEngine:
         self._wake: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: asyncio.Task[None] | None = None
+        self._reopened: asyncio.Future[None] | None = None
 
     @property
     def live_updates(self) -> bool:
@@ -178,7 +179,10 @@ class TransformersEngine:
 
     @asynccontextmanager
     async def session(self, key: SessionKey) -> AsyncIterator[_Session]:
-        """Open a sequence; it keeps its cache until the context is left."""
+        """Open a sequence; it keeps its cache until the context is left.
+
+        Where the last one is left, nothing runs on the model any more, and it is in the mode that it was in before.
+        """
         sequence = _Sequence(key=key)
         with self._lock:
             self._open.add(sequence)
@@ -186,6 +190,8 @@ class TransformersEngine:
             self._wake = asyncio.Event()
             self._loop = asyncio.get_running_loop()
             self._server = self._loop.create_task(self._serve())
+        if self._reopened is not None and not self._reopened.done():
+            self._reopened.set_result(None)
         try:
             yield _Session(self, sequence)
         finally:
@@ -195,6 +201,14 @@ class TransformersEngine:
                     self._pending.remove(sequence)
                 self._closed.append(sequence)
             self._notify()
+            if not self._open:
+                await self._at_rest()
+
+    async def _at_rest(self) -> None:
+        """Wait for a batch that an abandoned rollout left behind: the caller may train these weights at once."""
+        self._reopened = asyncio.get_running_loop().create_future()
+        assert self._server is not None
+        await asyncio.wait({self._server, self._reopened}, return_when=asyncio.FIRST_COMPLETED)
 
     def update_weights(self, named_weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Bring the policy to ``named_weights``; weights that are the policy's own tensors are left as they are.
@@ -321,6 +335,9 @@ class TransformersEngine:
                     while self._ready():
                         await self._serve_batch(worker)
                     await self._woken()
+            except Exception as error:
+                # nobody serves the open rollouts any more
+                self._fail(error)
             finally:
                 self._halted = True
                 if not self._own_weights:
