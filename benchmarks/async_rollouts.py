@@ -5,7 +5,15 @@
 
 Every tool call takes a lognormal time, a function of the call alone: the same in both runs. Prints, for each run,
 sampled tokens of the trained trajectories over wall time, training included; the share of the time in which no batch
-was on the engine; and reward and accuracy of every update side by side. Writes ``async_rollouts.json``.
+was on the engine, by wall clock and by the processor time of the engine's thread, which others on the machine do not
+lengthen; and reward and accuracy of every update side by side. Beside the seconds of a step stands what is to be
+expected of the parts of the synchronous run:
+
+    in step:  tools of the slowest trajectory + engine + training
+    ahead:    max(tools of the slowest trajectory / 2, engine, training)
+
+Where engine and training share one busy processor, no more can be won than the tools' time. Writes
+``async_rollouts.json``.
 """
 
 from __future__ import annotations
@@ -16,6 +24,7 @@ import hashlib
 import json
 import math
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +35,7 @@ from opensearch_lightning.callbacks import FatalStepMasking, ToolExecution
 from opensearch_lightning.composition import compose_config, make
 from opensearch_lightning.launch import build_shared
 from opensearch_lightning.quickstart import Quickstart, Sizes
+from opensearch_lightning.rollout import TransformersEngine
 from opensearch_lightning.tools import CallKey, ImageBook
 from opensearch_lightning.types import Action, RolloutBatch, ToolResult
 
@@ -38,6 +48,8 @@ class SlowTools:
     def __init__(self, executor: Any, *, median_s: float, sigma: float, cap_s: float, seed: int) -> None:
         self._executor = executor
         self._median_s, self._sigma, self._cap_s, self._seed = median_s, sigma, cap_s, seed
+        self.waited_s: dict[tuple[str, int], float] = defaultdict(float)
+        """Seconds of all calls of a rollout of a task."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
@@ -51,21 +63,31 @@ class SlowTools:
     async def execute(self, action: Action, images: ImageBook, key: CallKey) -> ToolResult:
         """Wait, then carry the call out."""
         if action.kind == "tool_call":
-            await asyncio.sleep(self.latency_s(key))
+            seconds = self.latency_s(key)
+            self.waited_s[key.task_id, key.rollout] += seconds
+            await asyncio.sleep(seconds)
         result: ToolResult = await self._executor.execute(action, images, key)
         return result
 
 
 class Curve(L.Callback):
-    """Reward, accuracy, tokens and engine figures of each update."""
+    """Reward, accuracy, tokens and seconds of each update; stands behind the callback that rolls out."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: TransformersEngine, tools: SlowTools) -> None:
+        self._engine, self._tools = engine, tools
+        self._train_started_s = self._engine_s = 0.0
         self.rows: list[dict[str, float]] = []
         self.started_s = self.ended_s = 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
         self.started_s = time.perf_counter()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: RolloutBatch, batch_idx: int
+    ) -> None:
+        """Training starts, as the rollouts are there."""
+        self._train_started_s = time.thread_time()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: RolloutBatch, batch_idx: int
@@ -74,6 +96,7 @@ class Curve(L.Callback):
         rows = [trajectory for group in batch.groups for trajectory in group.trajectories]
         rewards = [row.reward for row in rows if row.reward is not None]
         logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        engine_s, self._engine_s = self._engine_s, self._engine.stats().processor_s
         self.rows.append(
             {
                 "reward": sum(reward.total for reward in rewards) / max(1, len(rewards)),
@@ -81,6 +104,9 @@ class Curve(L.Callback):
                 "tokens": float(sum(int((row.step_ids >= 0).sum()) for row in rows)),
                 "trajectories": float(len(rows)),
                 "at_s": time.perf_counter() - self.started_s,
+                "slowest_tools_s": max((self._tools.waited_s[row.task_id, row.rollout] for row in rows), default=0.0),
+                "engine_s": self._engine_s - engine_s,
+                "train_s": time.thread_time() - self._train_started_s,
                 "wait_s": logged["time/rollout_wait_s"],
                 "idle_share": logged["time/engine_idle_share"],
                 "staleness_mean": logged.get("rollout/staleness_mean", 0.0),
@@ -97,6 +123,8 @@ class Curve(L.Callback):
         return {
             "tokens_per_s": sum(row["tokens"] for row in self.rows) / wall_s,
             "idle_share": float(np.average([row["idle_share"] for row in self.rows], weights=steps_s)),
+            "processor_share": sum(row["engine_s"] for row in self.rows) / wall_s,
+            "step_s": wall_s / len(self.rows),
             "wall_s": wall_s,
             "updates": self.rows,
         }
@@ -116,6 +144,7 @@ def train(args: argparse.Namespace, max_staleness: int) -> dict[str, Any]:
             f"data.prompts_per_step={args.prompts}",
             f"trainer.max_steps={args.updates}",
             f"callbacks.rollout_generation.group_size={args.group_size}",
+            f"callbacks.rollout_generation.max_turns={args.max_turns}",
             f"callbacks.rollout_generation.max_staleness={max_staleness}",
             f"rollout.engine.own_weights={'true' if max_staleness else 'false'}",
             f"rollout.engine.on_update={args.on_update}",
@@ -130,7 +159,7 @@ def train(args: argparse.Namespace, max_staleness: int) -> dict[str, Any]:
         seed=args.seed,
     )
     shared = build_shared(config, given={"executor": executor})
-    curve = Curve()
+    curve = Curve(shared["engine"], executor)
     callbacks = [
         ToolExecution(shared["executor"]),
         make("callbacks.rollout_generation", config["callbacks"]["rollout_generation"], shared),
@@ -161,17 +190,30 @@ def prepare(args: argparse.Namespace) -> None:
     args.data = args.out / "quickstart"
     args.policy = args.data / "sft" / "policy"
     if not args.policy.exists():
-        quickstart = Quickstart(args.data, seed=args.seed, sizes=SMALL)
-        quickstart._prepare()
-        quickstart._train("sft", ["experiment=quickstart_sft"])
+        Quickstart(args.data, seed=args.seed, sizes=SMALL).fine_tune()
+
+
+def expected_step_s(updates: list[dict[str, float]]) -> tuple[float, float]:
+    """Seconds of a step in step and one step ahead, by the parts of the updates of a run in step."""
+    parts = [(row["slowest_tools_s"], row["engine_s"], row["train_s"]) for row in updates]
+    in_step = sum(sum(part) for part in parts) / len(parts)
+    tools_s, engine_s, train_s = (sum(column) / len(parts) for column in zip(*parts, strict=True))
+    return in_step, max(tools_s / 2, engine_s, train_s)
 
 
 def report(runs: dict[str, dict[str, Any]]) -> str:
     """Both runs as text."""
-    lines = [f"{'run':<14}{'tokens/s':>10}{'idle':>8}{'wall s':>9}"]
-    for name, run in runs.items():
-        lines.append(f"{name:<14}{run['tokens_per_s']:>10.1f}{run['idle_share']:>8.0%}{run['wall_s']:>9.1f}")
     before, after = runs.values()
+    expected = expected_step_s(before["updates"])
+    lines = [f"{'run':<16}{'tokens/s':>10}{'idle':>7}{'processor':>11}{'wall s':>9}{'step s':>9}{'expected':>10}"]
+    for (name, run), step_s in zip(runs.items(), expected, strict=True):
+        lines.append(
+            f"{name:<16}{run['tokens_per_s']:>10.1f}{run['idle_share']:>7.0%}{run['processor_share']:>11.0%}"
+            f"{run['wall_s']:>9.1f}{run['step_s']:>9.2f}{step_s:>10.2f}"
+        )
+    for part in ("slowest_tools_s", "engine_s", "train_s"):
+        mean_s = sum(row[part] for row in before["updates"]) / len(before["updates"])
+        lines.append(f"  {part} of a synchronous step: {mean_s:.2f}")
     lines += [f"tokens per second: x {after['tokens_per_s'] / before['tokens_per_s']:.2f}", ""]
     lines.append(f"{'update':<8}" + "".join(f"{name + ' reward':>22}{'accuracy':>10}{'at s':>8}" for name in runs))
     for number, rows in enumerate(zip(*(run["updates"] for run in runs.values()), strict=True)):
@@ -189,6 +231,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--prompts", type=int, default=4, help="tasks of one update")
     parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--max-turns", type=int, default=6, help="a policy that fails on and on says nothing of speed")
     parser.add_argument("--median-s", type=float, default=0.3)
     parser.add_argument("--sigma", type=float, default=1.2)
     parser.add_argument("--cap-s", type=float, default=20.0)

@@ -73,9 +73,14 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
-    """What an engine has done since it was made. ``busy_s``: wall seconds with a batch on the model."""
+    """What an engine has done since it was made.
+
+    ``busy_s``: wall seconds with a batch on the model. ``processor_s``: processor seconds that the engine's thread spent
+    on it, which do not grow where others use the machine.
+    """
 
     busy_s: float = 0.0
+    processor_s: float = 0.0
     sampled_tokens: int = 0
     prefilled_tokens: int = 0
 

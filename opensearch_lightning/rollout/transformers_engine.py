@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -225,34 +225,35 @@ class TransformersEngine:
                 f"{len(self._open)} rollouts are running; update weights between them, or give the engine weights of "
                 "its own (own_weights=True, and not reproducible)"
             )
-        given = dict(named_weights)
         with self._model_turn.hold():
-            self._copy_weights(given)
+            self._copy_weights(named_weights)
             with self._lock:
                 self._refresh_caches()
             self.weight_version = version
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._notify)
 
-    def _copy_weights(self, given: Mapping[str, Tensor]) -> None:
+    def _copy_weights(self, named_weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take the weights over one by one: each may be gone, or gathered no more, once the next is asked for."""
         own = dict(self.policy.named_parameters())
-        wrong = sorted(own.keys() ^ given.keys()) or [name for name in own if own[name].shape != given[name].shape]
-        if wrong:
-            given_shape, own_shape = (
-                tuple(w[wrong[0]].shape) if wrong[0] in w else "no such weight" for w in (given, own)
-            )
-            raise ConfigurationError(
-                f"the weights given are not those of the engine's model ({len(wrong)} differ, first {wrong[0]}: given "
-                f"{given_shape}, the engine has {own_shape}); give the engine the model that is trained"
-            )
-        moved = any((own[n].device, own[n].dtype) != (weight.device, weight.dtype) for n, weight in given.items())
-        if self._own_weights and moved:
-            # a trainer places its policy, and may convert it, after the engine was made
-            self.policy = _frozen_copy(self._trained)
-            own = dict(self.policy.named_parameters())
-        for name, weight in given.items():
-            if own[name].data_ptr() != weight.data_ptr():
+        given, moved = set(), False
+        for name, weight in named_weights:
+            if name not in own or own[name].shape != weight.shape:
+                raise _not_the_weights(name, weight, own.get(name))
+            given.add(name)
+            if self._own_weights and (own[name].device, own[name].dtype) != (weight.device, weight.dtype):
+                own[name].data = weight.detach().clone()
+                moved = True
+            elif own[name].data_ptr() != weight.data_ptr():
                 own[name].data.copy_(weight)
+        missing = next((name for name in own if name not in given), None)
+        if missing is not None:
+            raise _not_the_weights(missing, None, own[missing])
+        if moved:
+            # a trainer places its policy, and may convert it, after the engine was made; buffers are never in parts
+            own_buffers = dict(self.policy.named_buffers())
+            for name, buffer in self._trained.named_buffers():
+                own_buffers[name].data = buffer.detach().clone()
 
     def _refresh_caches(self) -> None:
         """Let running rollouts go on under the weights that were just copied."""
@@ -397,12 +398,13 @@ class TransformersEngine:
         return finished
 
     def _timed(self, work: Callable[..., list[_Turn]], *args: Any) -> list[_Turn]:
-        started = time.perf_counter()
+        started, started_thread = time.perf_counter(), time.thread_time()
         try:
             return work(*args)
         finally:
             busy_s = self._stats.busy_s + time.perf_counter() - started
-            self._stats = replace(self._stats, busy_s=busy_s)
+            processor_s = self._stats.processor_s + time.thread_time() - started_thread
+            self._stats = replace(self._stats, busy_s=busy_s, processor_s=processor_s)
 
     def _release(self) -> None:
         with self._lock:
@@ -570,6 +572,14 @@ class _Session:
     ) -> Generation:
         """See :class:`~opensearch_lightning.rollout.protocol.EngineSession`."""
         return await self._engine._request(self._sequence, token_ids, images, sampling, step)
+
+
+def _not_the_weights(name: str, given: Tensor | None, own: Tensor | None) -> ConfigurationError:
+    given_shape, own_shape = (tuple(w.shape) if w is not None else "no such weight" for w in (given, own))
+    return ConfigurationError(
+        f"the weights given are not those of the engine's model (first {name}: given {given_shape}, the engine has "
+        f"{own_shape}); give the engine the model that is trained"
+    )
 
 
 def _frozen_copy(policy: Any) -> Any:

@@ -127,6 +127,17 @@ def test_all_ranks_sample_from_the_weights_that_they_train_together(ranks: Any) 
     assert len({tuple(weights) for weights in first.values()}) == STEPS
 
 
+def test_parts_of_the_weights_are_put_together_on_all_ranks(shards: Path, folder: Path, ranks: Any) -> None:
+    pytest.importorskip("deepspeed", reason="the extra deepspeed is not installed")
+    first, second = on_ranks(lambda: fit("zero3", shards), folder / "zero3")
+    assert tasks_of([first["trained"], second["trained"]]) == tasks_of([in_order(shards)])
+    # the same as without parts
+    for run in (first, second):
+        assert list(run["weights"]) == [0, 1, 2]
+        for version, weights in ranks[0][0]["weights"].items():
+            assert run["weights"][version] == pytest.approx(weights, rel=1e-5)
+
+
 def test_two_resumed_ranks_train_the_rest_once(shards: Path, folder: Path, ranks: Any) -> None:
     saved = torch.load(folder / "saved" / "1.ckpt", weights_only=False)["callbacks"]
     (ledgers,) = (state["run_ahead"] for state in saved.values() if "run_ahead" in state)

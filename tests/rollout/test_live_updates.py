@@ -1,6 +1,8 @@
 """New weights while rollouts run, and places that idle rollouts give up."""
 
 import asyncio
+from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,30 @@ def test_an_idle_rollout_gives_up_its_place_to_one_that_waits(policies: tuple[An
     for run in asyncio.run(asyncio.wait_for(go(), 100)):
         assert len(set(run.steps)) == 3
         assert run.difference(old, 0) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_taken_over_while_they_are_good(policies: tuple[Any, Any], processor: Any, dtype: Any) -> None:
+    trained = deepcopy(policies[0])
+    engine = TransformersEngine(trained, processor, own_weights=True)
+    # as a trainer does that converts its policy after the engine was made
+    trained.to(dtype)
+    new = {name: weight.detach() * 2 for name, weight in trained.named_parameters()}
+
+    def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in new.items():
+            whole = weight.clone()
+            yield name, whole
+            whole.fill_(float("nan"))
+
+    engine.update_weights(gathered(), 1)
+    copies = dict(engine.policy.named_parameters())
+    assert all(copies[name].dtype == dtype and torch.equal(copies[name], weight) for name, weight in new.items())
+    buffers = dict(trained.named_buffers())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in engine.policy.named_buffers())
+    assert not any(torch.equal(weight, new[name]) for name, weight in trained.named_parameters() if weight.any())
+    with pytest.raises(ConfigurationError, match=r"lm_head.*no such weight|embed_tokens.*no such weight"):
+        engine.update_weights([(n, w) for n, w in new.items() if "lm_head" not in n and "embed_tokens" not in n], 2)
 
 
 def test_shared_weights_do_not_change_under_rollouts(policies: tuple[Any, Any], processor: Any) -> None:
