@@ -75,8 +75,8 @@ class Generation:
 class EngineStats:
     """What an engine has done since it was made.
 
-    ``busy_s``: wall seconds with a batch on the model. ``processor_s``: processor seconds that the engine's thread spent
-    on it, which do not grow where others use the machine.
+    ``busy_s``: wall seconds with a batch on the model. ``processor_s``: processor seconds of the engine's thread
+    for it, which do not grow where others use the machine.
     """
 
     busy_s: float = 0.0
