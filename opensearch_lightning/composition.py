@@ -161,7 +161,7 @@ def make(name: str, node: Any, shared: Mapping[str, Any]) -> Any:
     Args:
         name: dotted name of the node, for messages.
         node: a mapping with Hydra's ``_target_``; its key ``_shared_`` maps parameter names to names in ``shared``,
-            or to attributes of such an object (``processor.tokenizer``).
+            or to attributes of such an object (``processor.tokenizer``). An argument may be such a mapping itself.
         shared: objects that several nodes need, by name: the policy, the engine, …
 
     Raises:
@@ -170,13 +170,18 @@ def make(name: str, node: Any, shared: Mapping[str, Any]) -> Any:
     if not isinstance(node, Mapping) or "_target_" not in node:
         raise ConfigurationError(f"the setting {name!r} is {node!r}; it must be a mapping with _target_")
     check_types(name, node)
-    settings = {key: value for key, value in node.items() if key != "_shared_"}
     arguments = {key: _from_shared(name, str(path), shared) for key, path in (node.get("_shared_") or {}).items()}
+    arguments |= {key: make(f"{name}.{key}", part, shared) for key, part in node.items() if _shares(part)}
+    settings = {key: value for key, value in node.items() if key != "_shared_" and key not in arguments}
     with _one_line_errors(name):
         factory = instantiate({**settings, "_partial_": True}, _convert_="all")
     _check_arguments(name, factory, arguments)
     with _one_line_errors(name):
         return factory(**arguments)
+
+
+def _shares(part: Any) -> bool:
+    return isinstance(part, Mapping) and "_target_" in part and "_shared_" in part
 
 
 def _from_shared(name: str, path: str, shared: Mapping[str, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -47,6 +48,7 @@ class Module(L.LightningModule):
         self.policy = nn.Linear(2, 2)
         self.trained: list[list[str]] = []
         self.ages: list[int] = []
+        self.has_trained = threading.Event()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -56,6 +58,7 @@ class Module(L.LightningModule):
         self.manual_backward(self.policy(torch.ones(len(batch.groups), 2)).square().sum())
         optimizer.step()
         optimizer.zero_grad()
+        self.has_trained.set()
         self.trained.append([group.task.id for group in batch.groups])
         rows = [trajectory for group in batch.groups for trajectory in group.trajectories]
         assert batch.number is not None
@@ -64,13 +67,14 @@ class Module(L.LightningModule):
 
 def fit(name: str, shards: Path, *callbacks: Any, ckpt: Path | None = None) -> dict[str, Any]:
     data = SearchVLRLDataModule(shards, prompts_per_step=PROMPTS)
-    slow = in_order(shards)[0][1]
+    slow, module = in_order(shards)[0][1], Module()
 
     async def wait(key: SessionKey) -> None:
         # a task of the second rank's first share comes late, so that this rank alone trains out of order
-        await asyncio.sleep(0.5 if key.task_id == slow else 0.001)
+        while key.task_id == slow and not module.has_trained.is_set():  # noqa: ASYNC110 (another thread sets it)
+            await asyncio.sleep(0.002)
 
-    engine, module = KeepingEngine(wait), Module()
+    engine = KeepingEngine(wait)
     run = trainer(name, STEPS, generation(engine), *callbacks, enable_checkpointing=bool(callbacks))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -213,14 +213,16 @@ def test_rollouts_stop_when_training_breaks_off(shards: Path) -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 5])
 def test_a_resumed_run_trains_each_task_once(shards: Path, tmp_path: Path, step: int) -> None:
-    slow = in_order(shards, 1)[0][0]
+    slow, released = in_order(shards, 1)[0][0], threading.Event()
 
     async def wait(key: SessionKey) -> None:
         # the first batch's own task comes late, so that what is trained is out of order
-        await asyncio.sleep(0.1 if key.task_id == slow else 0.001)
+        while key.task_id == slow and not released.is_set():  # noqa: ASYNC110 (another thread sets it)
+            await asyncio.sleep(0.002)
 
     options = {"max_staleness": 2}
-    before = fit(LiveEngine(wait), shards, Keeper(), checkpoints(tmp_path, every_n_train_steps=1), **options)
+    module = Keeper(at_step=lambda step: released.set())
+    before = fit(LiveEngine(wait), shards, module, checkpoints(tmp_path, every_n_train_steps=1), **options)
     saved = tmp_path / f"{step}.ckpt"
     resumed = fit(LiveEngine(wait), shards, Keeper(), ckpt=saved, **options)
     assert len(resumed.trained) == STEPS - step
