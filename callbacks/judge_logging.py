@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 
-from opensearch_lightning.rewards import Closable, JudgeMetrics
+from opensearch_lightning.rewards import JudgeMetrics
 from opensearch_lightning.rollout import Reward
+from opensearch_lightning.types import Closable
 
 
 @runtime_checkable

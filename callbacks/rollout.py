@@ -24,7 +24,7 @@ from opensearch_lightning.rollout import (
 )
 from opensearch_lightning.strategies import zero_stage
 from opensearch_lightning.tools import ToolExecutor
-from opensearch_lightning.types import ErrorKind, RolloutBatch, TrajectoryGroup
+from opensearch_lightning.types import Closable, ErrorKind, RolloutBatch, TrajectoryGroup
 
 DEFAULT_SYSTEM_PROMPT = (
     "Answer the question about the picture. Think in <think></think>, then either call one tool in "
@@ -153,9 +153,11 @@ class RolloutGeneration(L.Callback):
             self._runner = asyncio.Runner()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """End the rollouts and close the event loop."""
+        """End the rollouts, then close the engine's connections, if it has some, and the event loop."""
         self.run_ahead.stop()
         if self._runner is not None:
+            if isinstance(self.engine, Closable):
+                self._runner.run(self.engine.aclose())
             self._runner.close()
             self._runner = None
 

@@ -90,7 +90,7 @@ def evaluate(
     """
     from opensearch_lightning.composition import make
     from opensearch_lightning.launch import build_shared
-    from opensearch_lightning.rewards import Closable
+    from opensearch_lightning.types import Closable
 
     if decoding not in DECODINGS:
         raise ConfigurationError(f"decoding is {decoding!r}; choose one of {', '.join(DECODINGS)}")
@@ -107,9 +107,9 @@ def evaluate(
         try:
             return await roll_out(generation.loop, tasks, generation.sampling[DECODINGS[decoding]])
         finally:
-            await shared["executor"].aclose()
-            if isinstance(shared.get("reward"), Closable):
-                await shared["reward"].aclose()
+            for part in (shared["executor"], shared.get("reward"), shared["engine"]):
+                if isinstance(part, Closable):
+                    await part.aclose()
 
     return asyncio.run(roll())
 

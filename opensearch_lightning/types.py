@@ -8,11 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """An engine, judge or reward that holds connections."""
+
+    async def aclose(self) -> None:
+        """Close them; a later call opens new ones."""
+        ...
+
 
 NON_FATAL = 2**62
 """Fatal step of a trajectory that is not cut: larger than any step index."""

@@ -5,7 +5,7 @@ from opensearch_lightning.rewards.chat_judge import ChatJudge
 from opensearch_lightning.rewards.chat_model import ChatModel
 from opensearch_lightning.rewards.chat_queries import ChatQueryJudge
 from opensearch_lightning.rewards.chat_visual import ChatVisualActionJudge
-from opensearch_lightning.rewards.composite import AccuracyJudge, Closable, CompositeReward, QueryJudge, judge_name
+from opensearch_lightning.rewards.composite import AccuracyJudge, CompositeReward, QueryJudge, judge_name
 from opensearch_lightning.rewards.exact_match import ExactMatchJudge, normalize_answer
 from opensearch_lightning.rewards.failure_limit import FailureLimit
 from opensearch_lightning.rewards.form import format_reward
@@ -21,7 +21,6 @@ __all__ = [
     "ChatModel",
     "ChatQueryJudge",
     "ChatVisualActionJudge",
-    "Closable",
     "CompositeReward",
     "ExactMatchJudge",
     "FailureLimit",

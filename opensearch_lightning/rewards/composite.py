@@ -5,13 +5,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from opensearch_lightning.errors import ConfigurationError, JudgeError, JudgeUnavailable
 from opensearch_lightning.rewards.form import format_reward
 from opensearch_lightning.rewards.queries import searches
 from opensearch_lightning.rewards.visual_actions import visual_actions
-from opensearch_lightning.types import RewardParts, Step, Task, Trajectory
+from opensearch_lightning.types import Closable, RewardParts, Step, Task, Trajectory
 
 
 class AccuracyJudge(Protocol):
@@ -27,15 +27,6 @@ class QueryJudge(Protocol):
 
     async def score(self, task: Task, steps: Sequence[Step]) -> float:
         """Score in [0, 1]; raises :class:`JudgeError` when it cannot tell."""
-        ...
-
-
-@runtime_checkable
-class Closable(Protocol):
-    """A judge, or a reward, that holds connections."""
-
-    async def aclose(self) -> None:
-        """Close them; a later call opens new ones."""
         ...
 
 
