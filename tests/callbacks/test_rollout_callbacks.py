@@ -276,7 +276,7 @@ def test_prompts_that_fill_the_context_are_no_training(tiny: dict[str, Path], ti
 def test_an_engine_on_weights_that_zero_3_takes_apart_is_refused(tiny: dict[str, Path], tiny_world: Any) -> None:
     policy, processor = load_policy(tiny["model"]), load_processor(tiny["model"])
     executor = ToolExecutor(offline_tools(tiny_world))
-    sharded: Any = SimpleNamespace(strategy=ZeroStrategy(stage=3), global_rank=0)
+    sharded: Any = SimpleNamespace(strategy=ZeroStrategy(stage=3), global_rank=0, world_size=1)
     shared = RolloutGeneration(TransformersEngine(policy, processor), executor, None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="own_weights=true"):
         shared.setup(sharded, FatalAwareGRPO(policy), "fit")
