@@ -54,13 +54,13 @@ def token_logprobs(
         differentiated once.
 
     Raises:
-        ConfigurationError: if the temperature or the chunk size is not positive, or, with a matrix, a target or a
-            forbidden id is not one of its rows.
+        ConfigurationError: if the temperature or the chunk size is not positive and finite, or, with a matrix, a target
+            or a forbidden id is not one of its rows.
     """
-    if temperature <= 0 or chunk_size < 1:
+    if not 0 < temperature < math.inf or chunk_size < 1:
         raise ConfigurationError(
-            f"temperature={temperature} and chunk_size={chunk_size} must be positive; greedy decoding has no "
-            "distribution to train on, use temperature=1.0"
+            f"temperature={temperature} and chunk_size={chunk_size} must be positive and finite; greedy decoding has "
+            "no distribution to train on, use temperature=1.0"
         )
     if not isinstance(weight_VH, Tensor):
 

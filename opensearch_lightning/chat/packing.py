@@ -64,7 +64,7 @@ def pack(samples: Sequence[TokenSequence], *, image_token_id: int, merge_size: i
     """Lay sequences one behind the other, and a prompt that several have once.
 
     The prompt of a sequence is what stands before its first sampled token. Two are the same if their tokens and their
-    images (encoded bytes and grids) are.
+    images (encoded bytes, grids and patches) are.
 
     Args:
         samples: at least one sequence, on the CPU.
@@ -82,7 +82,7 @@ def pack(samples: Sequence[TokenSequence], *, image_token_id: int, merge_size: i
     for family in _families(prompts):
         prompt = prompts[family[0]]
         parent, end, place = -1, 0, torch.empty(0, dtype=torch.long)
-        cut, n_images = (prompt.length, prompt.n_images) if len(family) > 1 else (0, 0)
+        cut, n_images = (prompt.length, len(prompt.images)) if len(family) > 1 else (0, 0)
         if cut:
             first = samples[family[0]]
             place, end = row.lay(first.token_ids[:cut], first.images[:n_images], start=0)
@@ -143,11 +143,16 @@ def plan_packs(
 
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
-    """What stands before the first sampled token; equal keys are equal prompts."""
+    """What stands before the first sampled token; equal keys and patches are equal prompts."""
 
     length: int
-    n_images: int
+    images: tuple[ImageInput, ...]
     key: Hashable
+
+    def has_patches_of(self, other: _Prompt) -> bool:
+        """Whether each image is made of the same patches as that of ``other``, whose key is equal."""
+        pairs = ((a.pixel_values, b.pixel_values) for a, b in zip(self.images, other.images, strict=True))
+        return all(one is two or torch.equal(one, two) for one, two in pairs)
 
 
 def _prompt(sample: TokenSequence, image_token_id: int, merge_size: int) -> _Prompt:
@@ -156,16 +161,25 @@ def _prompt(sample: TokenSequence, image_token_id: int, merge_size: int) -> _Pro
     n_pads = int((ids == image_token_id).sum())
     sizes = [t * h * w // merge_size**2 for t, h, w in (image.grid_thw for image in sample.images)]
     n_images = sum(before < n_pads for before in itertools.accumulate(sizes[:-1], initial=0)) if sizes else 0
-    images = tuple((image.encoded, image.grid_thw) for image in sample.images[:n_images])
-    return _Prompt(length=len(ids), n_images=n_images, key=(ids.numpy().tobytes(), images))
+    images = tuple(sample.images[:n_images])
+    named = tuple((image.encoded, image.grid_thw) for image in images)
+    return _Prompt(length=len(ids), images=images, key=(ids.numpy().tobytes(), named))
 
 
 def _families(prompts: Sequence[_Prompt]) -> list[list[int]]:
     """Indices of the samples of each prompt, in order of appearance; without a prompt each is by itself."""
-    families: dict[Hashable, list[int]] = {}
+    families: list[list[int]] = []
+    alike: dict[Hashable, list[list[int]]] = {}
     for number, prompt in enumerate(prompts):
-        families.setdefault(prompt.key if prompt.length else number, []).append(number)
-    return list(families.values())
+        candidates = alike.setdefault(prompt.key if prompt.length else number, [])
+        # The file does not say it all: a processor of other limits, or records without files, make other patches.
+        family = next((one for one in candidates if prompt.has_patches_of(prompts[one[0]])), None)
+        if family is None:
+            family = []
+            candidates.append(family)
+            families.append(family)
+        family.append(number)
+    return families
 
 
 class _Row:

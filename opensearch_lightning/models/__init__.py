@@ -3,7 +3,13 @@
 from opensearch_lightning.models.loading import load_policy, load_processor
 from opensearch_lightning.models.output_layer import output_layer_logprobs
 from opensearch_lightning.models.policy import forbidden_token_ids, policy_logprobs
-from opensearch_lightning.models.router import RouterLosses, collect_router_logits, float32_router, router_losses
+from opensearch_lightning.models.router import (
+    RouterLosses,
+    check_routers,
+    collect_router_logits,
+    float32_router,
+    router_losses,
+)
 from opensearch_lightning.models.sequence_parallel import SequenceParallel
 from opensearch_lightning.models.tiny import TinySizes, build_tiny_checkpoint, chat_template
 from opensearch_lightning.models.weights import full_weights, is_sharded
@@ -14,6 +20,7 @@ __all__ = [
     "TinySizes",
     "build_tiny_checkpoint",
     "chat_template",
+    "check_routers",
     "collect_router_logits",
     "float32_router",
     "forbidden_token_ids",

@@ -116,6 +116,15 @@ def collect_router_logits(model: nn.Module) -> Iterator[list[Tensor]]:
         )
 
 
+def check_routers(model: nn.Module) -> None:
+    """See that a model has routers.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    _routers(model)
+
+
 def float32_router(model: nn.Module) -> None:
     """Make the routers compute in float32, whatever the type of their weights, and under autocast too.
 

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 from torch.optim import Muon, Optimizer
 
-from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.modules.optim import MuonAdamW
 from opensearch_lightning.strategies import is_deepspeed, zero_stage
 
@@ -87,11 +87,21 @@ def clip_and_step(
         optimizer: as ``module.optimizers()`` gives it.
         parameters: all that the optimizer trains.
         max_grad_norm: the limit, ``None`` for none.
+
+    Raises:
+        DataError: the norm is not finite, and the step would make weights of NaN. Under DeepSpeed, and where losses are
+            scaled (float16), such a norm is theirs to deal with.
     """
     strategy: Any = trainer.strategy
     if is_deepspeed(strategy):
         optimizer.step()
         return float(strategy.deepspeed_engine.get_global_grad_norm())
-    norm = nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf)
+    norm = float(nn.utils.clip_grad_norm_(parameters, max_grad_norm or math.inf))
+    if not math.isfinite(norm) and trainer.scaler is None:
+        raise DataError(
+            f"the gradient norm of update {trainer.global_step} is {norm}, and a step would make weights of NaN: see "
+            "whether the weights that training began with are finite, then go on from the last checkpoint with a lower "
+            "learning rate"
+        )
     optimizer.step()
-    return float(norm)
+    return norm

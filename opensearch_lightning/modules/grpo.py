@@ -23,10 +23,12 @@ from opensearch_lightning.algorithms import (
     Aggregation,
     Baseline,
     Estimator,
+    aggregate,
     clamp_fatal_advantages,
     fatal_loss_mask,
     group_advantages,
     kl_penalized_rewards,
+    low_variance_kl,
     mismatch,
     policy_loss,
     truncated_importance_weights,
@@ -51,7 +53,7 @@ from opensearch_lightning.modules.passes import (
 from opensearch_lightning.modules.reference import attach_reference
 from opensearch_lightning.modules.rollout_rows import AdvantageRecord, RolloutRows
 from opensearch_lightning.modules.sequence_parallel import joined_rollouts
-from opensearch_lightning.modules.tally import Tally
+from opensearch_lightning.modules.tally import Tally, over_updates
 from opensearch_lightning.strategies import prepare_engine
 from opensearch_lightning.types import RolloutBatch
 
@@ -195,9 +197,7 @@ class FatalAwareGRPO(L.LightningModule):
         known = self._known_logprobs(rows)
         record = self.last_advantages = self._advantages(rows, self._rewards(rows, known))
         updates = [self._update(rows, record, known, chosen) for chosen in self._mini_batches(rows)]
-        figures = {name: sum(update[name] for update in updates) / len(updates) for name in updates[0]}
-        # before the first update the policy is the one that sampled: what differs from 1 here is engine against trainer
-        figures["train/ratio_max_error"] = updates[0]["train/ratio_max_error"]
+        figures = over_updates(updates)
         self.log_dict(figures, on_step=True, on_epoch=False, batch_size=len(rows.trajectories))
 
     def validation_step(self, batch: RolloutBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -288,6 +288,8 @@ class FatalAwareGRPO(L.LightningModule):
             n_tokens=max(1.0, self._over_ranks(sum(pass_tokens(rows, one) for one in passes))),
         )
         tally = Tally()
+        if known.reference is not None and not self._kl_teaches:
+            tally.add(kl=self._watched_kl(rows, known, chosen, whole.denominator))
         for one, context in accumulate(self.trainer, passes):
             with context:
                 loss = self._pass_loss(rows, record, known, one, whole, tally)
@@ -346,8 +348,9 @@ class FatalAwareGRPO(L.LightningModule):
             tokens=result.n_tokens,
             clipped=result.clip_fraction * result.n_tokens,
             entropy=entropy_BT.detach().sum(),
-            kl=result.kl,
         )
+        if self._kl_teaches:
+            tally.add(kl=result.kl)
         tally.raise_to(ratio_max_error=result.ratio_max_error)
         return loss
 
@@ -393,6 +396,21 @@ class FatalAwareGRPO(L.LightningModule):
         return figures
 
     @property
+    def _kl_teaches(self) -> bool:
+        return bool(self.kl_coefficient and self.kl_in == "loss")
+
+    def _watched_kl(self, rows: RolloutRows, known: KnownLogprobs, chosen: Sequence[int], denominator: float) -> Tensor:
+        """Divergence of the policy before the update, where none is in the loss: of all rows, also without a pass."""
+        if not chosen or known.reference is None:
+            return torch.zeros(())
+        steps = padded([rows.trajectories[row].step_ids for row in chosen], -1)
+        values = low_variance_kl(
+            padded([known.old[row] for row in chosen]), padded([known.reference[row] for row in chosen])
+        )
+        mask = fatal_loss_mask(steps, rows.kept_steps[list(chosen)])
+        return aggregate(values, mask, self.aggregation, denominator)
+
+    @property
     def _uses_routers(self) -> bool:
         return bool(self.router_aux_coefficient or self.router_z_coefficient)
 
@@ -414,7 +432,7 @@ class FatalAwareGRPO(L.LightningModule):
 
         Equal rewards and clamped rows are common; they count in the denominators without being computed.
         """
-        others = self.entropy_coefficient or (self.kl_coefficient and self.kl_in == "loss") or self._uses_routers
+        others = self.entropy_coefficient or self._kl_teaches or self._uses_routers
         return bool(others or record.advantages[row] != 0) and rows.kept_tokens(row) > 0
 
     def _denominator(self, rows: RolloutRows, chosen: list[int]) -> float:

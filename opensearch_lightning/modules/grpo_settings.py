@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from opensearch_lightning.algorithms import Aggregation, Baseline, Estimator
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.models import check_routers
 
 if TYPE_CHECKING:
     from opensearch_lightning.modules.grpo import FatalAwareGRPO
@@ -56,6 +57,8 @@ def check_settings(module: FatalAwareGRPO) -> None:
         )
     if module.importance_cap is not None and not module.importance_cap >= 1:
         raise ConfigurationError(f"importance_cap is {module.importance_cap}; set at least 1 (2 is common), or null")
+    if module.router_aux_coefficient or module.router_z_coefficient:
+        check_routers(module.policy)
     if module.sequence_parallel_size < 1:
         raise ConfigurationError(f"sequence_parallel_size is {module.sequence_parallel_size}; set 1 (off) or more")
     if module.sequence_parallel_size > 1 and (module.router_aux_coefficient or module.router_z_coefficient):

@@ -5,6 +5,7 @@ Shapes: ``R`` rows.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +35,8 @@ class RolloutRows:
         """The rows of ``batch``.
 
         Raises:
-            DataError: the batch holds no trajectories, or some sampled at different temperatures.
+            DataError: the batch holds no trajectories, some sampled at different temperatures, or one whose tokens,
+                rewards or mask cannot be.
         """
         trajectories = tuple(t for group in batch.groups for t in group.trajectories)
         if not trajectories:
@@ -47,6 +49,14 @@ class RolloutRows:
             raise DataError(
                 f"trajectories of one batch were sampled at temperatures {temperatures}; sample a batch at one"
             )
+        for trajectory in trajectories:
+            _check(trajectory)
+        for group in batch.groups:
+            if group.kept_steps is not None and len(group.kept_steps) != len(group.trajectories):
+                raise DataError(
+                    f"group {group.task.id!r} has {len(group.trajectories)} trajectories but {len(group.kept_steps)} "
+                    "kept steps: give one a trajectory, or None for all tokens"
+                )
         numbers = {task_id: number for number, task_id in enumerate(dict.fromkeys(t.task_id for t in trajectories))}
         kept = [k for group in batch.groups for k in group.kept_steps or [NON_FATAL] * len(group.trajectories)]
         return cls(
@@ -89,6 +99,31 @@ class AdvantageRecord:
     kept_steps: Tensor
     raw: Tensor
     advantages: Tensor
+
+
+def _check(trajectory: Trajectory) -> None:
+    """See that a trajectory can be trained on.
+
+    Raises:
+        DataError: it has no tokens, not one step id and one log-probability a token, or a number that is not finite.
+    """
+    name = f"rollout {trajectory.rollout} of task {trajectory.task_id!r}"
+    lengths = [len(part) for part in (trajectory.token_ids, trajectory.step_ids, trajectory.sampling_logprobs)]
+    if not lengths[0] or len(set(lengths)) > 1:
+        raise DataError(
+            f"{name} has {lengths[0]} tokens, {lengths[1]} step ids and {lengths[2]} sampling log-probabilities: give "
+            "at least one token, and one of each a token"
+        )
+    strange = trajectory.sampling_logprobs[(trajectory.step_ids >= 0) & ~trajectory.sampling_logprobs.isfinite()]
+    if len(strange):
+        raise DataError(
+            f"{name} was sampled with a log-probability of {float(strange[0])}: its engine cannot be right, leave the "
+            "trajectory out"
+        )
+    if trajectory.reward is not None and not math.isfinite(trajectory.reward.total):
+        raise DataError(
+            f"the reward of {name} is {trajectory.reward.total}: leave it out (reward=None), or see to the judge"
+        )
 
 
 def _temperature(trajectory: Trajectory) -> float:

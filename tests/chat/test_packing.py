@@ -101,6 +101,8 @@ def test_prompts_are_the_same_only_with_the_same_tokens_and_pictures():
     changed[0] += 1
     assert not shares(one, replace(other, token_ids=changed))
     assert not shares(one, replace(other, images=(replace(picture, encoded=b"another file"),)))
+    patches = image(2).pixel_values
+    assert not shares(one, replace(other, images=(replace(picture, pixel_values=patches),)))
     turned = replace(picture, grid_thw=(1, 2, 4))
     assert not shares(one, replace(other, images=(turned,)))
     # pictures behind the prompt are each sample's own

@@ -1,7 +1,9 @@
 """FatalAwareGRPO on trajectories from anywhere: no engine, tool or callback takes part."""
 
 import copy
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -175,3 +177,50 @@ def test_a_batch_nobody_filled_is_refused(policy: Any) -> None:
 def test_impossible_settings(policy: Any, bad: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         FatalAwareGRPO(policy, **bad)
+
+
+def _of(row: Trajectory, **fields: Any) -> Trajectory:
+    return replace(row, **{name: change(getattr(row, name)) for name, change in fields.items()})
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"sampling_logprobs": lambda values: values[:-3]}, r"rollout 1 of task 'a' .* 15 sampling log-probabilities"),
+        ({"step_ids": lambda ids: ids[:-1]}, "17 step ids"),
+        (dict.fromkeys(("token_ids", "step_ids", "sampling_logprobs"), lambda values: values[:0]), "0 tokens"),
+        ({"sampling_logprobs": lambda values: values.index_fill(0, torch.tensor([4]), math.nan)}, "of nan"),
+        ({"sampling_logprobs": lambda values: values.index_fill(0, torch.tensor([4]), -math.inf)}, "of -inf"),
+        ({"reward": lambda reward: replace(reward, total=math.nan)}, "reward of rollout 1 of task 'a' is nan"),
+        ({"temperature": lambda _: math.nan}, "temperature=nan"),
+    ],
+)
+def test_trajectories_that_cannot_be(policy: Any, fields: dict[str, Any], named: str) -> None:
+    rows = [trajectory("a", 0, 1.0), _of(trajectory("a", 1, 0.0), **fields)]
+    if "temperature" in fields:
+        rows = rows[1:]
+        rows = [*rows, replace(rows[0], rollout=0, reward=trajectory("a", 0, 1.0).reward)]
+    with pytest.raises((DataError, ConfigurationError), match=named):
+        update(policy, batch_of(rows))
+
+
+def test_each_trajectory_has_its_kept_steps(policy: Any) -> None:
+    batch = batch_of([trajectory("a", 0, 1.0), trajectory("a", 1, 0.0)])
+    batch.groups[:] = [replace(batch.groups[0], kept_steps=(1,))]
+    with pytest.raises(DataError, match="group 'a' has 2 trajectories but 1 kept steps"):
+        update(policy, batch)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_it_is_a_weight(policy: Any) -> None:
+    broken = copy.deepcopy(policy)
+    with torch.no_grad():
+        broken.lm_head.weight[300] = math.nan
+    module = FatalAwareGRPO(broken, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1.0))
+    trainer = L.Trainer(
+        max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    before = broken.model.language_model.norm.weight.detach().clone()
+    rows = [trajectory("a", 0, 1.0), trajectory("a", 1, 0.0)]
+    with pytest.raises(DataError, match="gradient norm of update 0 is nan"):
+        trainer.fit(module, DataLoader([batch_of(rows)], batch_size=None))
+    torch.testing.assert_close(broken.model.language_model.norm.weight.detach(), before, atol=0, rtol=0)

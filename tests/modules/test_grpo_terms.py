@@ -144,6 +144,31 @@ def test_the_mismatch_of_engine_and_trainer_is_logged(policy: Any, rows: list[Tr
     assert figures["train/ratio_max_error"] < 1e-5
 
 
+def test_updates_without_tokens_do_not_thin_the_figures_of_a_token(policy: Any) -> None:
+    rows = scored(policy, [trajectory(task, r, 0.5 * r * (task == "b")) for task in "ab" for r in range(2)])
+    rows = [replace(r, sampling_logprobs=r.sampling_logprobs - 0.5 * (r.step_ids >= 0)) for r in rows]
+    settings = {"advantage": "rloo", "old_logprobs": "policy"}
+    whole, apart = (
+        update(policy, batch_of(rows), mini_batch_prompts=n, **settings)[1].trainer.callback_metrics for n in (None, 1)
+    )
+    assert whole["train/mismatch_max"] == pytest.approx(0.5, abs=1e-4)
+    assert whole["train/trained_tokens"] == sum(int((r.step_ids >= 0).sum()) for r in rows[2:])
+    for name in ("entropy", "mismatch", "mismatch_kl", "mismatch_max", "trained_tokens"):
+        assert float(apart[f"train/{name}"]) == pytest.approx(float(whole[f"train/{name}"]), rel=1e-5), name
+
+
+@pytest.mark.parametrize("settings", [{}, {"kl_coefficient": 1e-9}, {"kl_coefficient": 1e-9, "kl_in": "reward"}])
+def test_the_divergence_is_that_of_all_rows_wherever_its_penalty_stands(
+    policy: Any, reference: Any, settings: dict[str, Any]
+) -> None:
+    rows = scored(policy, [trajectory("a", 0, 1.0), trajectory("a", 1, 0.0), trajectory("b", 0, 0.5)])
+    _, module = update(policy, batch_of(rows), advantage="rloo", reference=copy.deepcopy(reference), **settings)
+    with torch.no_grad():
+        gaps = [distributions(reference, row)[0] - distributions(policy, row)[0] for row in rows]
+    expected = sum(float((d.exp() - d - 1).mean()) for d in gaps) / 3
+    assert float(module.trainer.callback_metrics["train/kl"]) == pytest.approx(expected, rel=1e-3)
+
+
 def test_entropy_and_divergence_are_logged(policy: Any, reference: Any, rows: list[Trajectory]) -> None:
     _, module = update(policy, batch_of(rows), advantage="rloo", reference=reference)
     figures = {name: float(value) for name, value in module.trainer.callback_metrics.items()}
@@ -220,6 +245,7 @@ def test_trajectories_of_different_temperatures_are_refused(policy: Any, rows: l
         ({"importance_cap": 0.5, "old_logprobs": "policy"}, "importance_cap is 0.5"),
         ({"baseline": "fatal"}, "baseline is 'fatal'"),
         ({"kl_in": "advantage"}, "kl_in is 'advantage'"),
+        ({"router_z_coefficient": 0.1}, "has no router"),
         ({"max_tokens_per_micro_batch": 0}, "max_tokens_per_micro_batch is 0"),
     ],
 )
