@@ -138,8 +138,9 @@ class VLLMServerEngine:
             RolloutLost: no server took the weights.
         """
         error: Exception | None = None
+        writes = self._writers.this_rank()
         try:
-            if self._writers.this_rank():
+            if writes:
                 self._pass_on(named_weights, version)
             else:
                 for _ in named_weights:
@@ -147,6 +148,10 @@ class VLLMServerEngine:
         except (ConfigurationError, RolloutLost) as problem:
             error = problem
         self._writers.agree(error)
+        if not writes:
+            # which servers took the weights the writer alone knows; elsewhere their answers tell
+            for place in self._servers:
+                place.is_usable = True
         self.weight_version = version
         self._updated = True
 
@@ -237,6 +242,7 @@ class VLLMServerEngine:
     ) -> Sampled:
         """One answer of a server, on the loop of :class:`LoopThread`."""
         bias = {str(token_id): _NEVER_SAID for token_id in self._forbidden_ids}
+        given = self.weight_version
         try:
             sampled = await place.server.generate(token_ids, urls, {**sampling, "logit_bias": bias})
         except ServerError as error:
@@ -244,9 +250,12 @@ class VLLMServerEngine:
             raise RolloutLost(str(error)) from error
         if sampled.finish not in ("stop", "length"):
             raise RolloutLost(f"{place.server.address} ended a turn with {sampled.finish!r}")
-        if self._updated and _UNTRAINED in sampled.versions:
+        if self._updated and any(label == _UNTRAINED or int(label) < given for label in sampled.versions):
             place.is_usable = False
-            raise RolloutLost(f"{place.server.address} has started anew and is left out until the next update")
+            raise RolloutLost(
+                f"{place.server.address} has started anew or could not take the last weights, and is left out until "
+                "the next update"
+            )
         if not self._forbidden_ids.isdisjoint(sampled.token_ids):
             raise RolloutLost(f"{place.server.address} sampled a vision token, which would claim an image")
         return sampled

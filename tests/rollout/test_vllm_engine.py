@@ -353,6 +353,32 @@ async def test_a_server_that_was_restarted_has_lost_its_weights(
         await engine.aclose()
 
 
+async def test_ranks_that_write_nothing_refuse_a_server_that_kept_old_weights(
+    policy: Any, renderer: ChatRenderer, shapes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FakeVLLM(renderer, shapes) as good, FakeVLLM(renderer, shapes) as bad:
+        writer, other = (engine_of(policy, renderer, tmp_path, bad, good) for _ in range(2))
+        monkeypatch.setattr(other._writers, "this_rank", lambda: False)
+
+        async def update(version: int) -> None:
+            for engine in (writer, other):
+                await asyncio.to_thread(engine.update_weights, policy.named_parameters(), version)
+
+        await update(1)
+        bad.break_with["load_weight_file"] = [web.json_response({"error": "no room"}, status=500)]
+        await update(2)
+        turns = await asyncio.gather(*(one_turn(other, task) for task in "ab"), return_exceptions=True)
+        (lost,) = [turn for turn in turns if isinstance(turn, RolloutLost)]
+        assert f"{bad.url} has started anew or could not take the last weights" in str(lost)
+        await asyncio.gather(*(one_turn(other, task) for task in "ab"))
+        assert len(bad.requests) == 1
+        await update(3)
+        turns = await asyncio.gather(*(one_turn(other, task) for task in "ab"))
+        assert [turn.weight_versions for turn in turns] == [[3, 3, 3]] * 2
+        assert len(bad.requests) == 2
+        await asyncio.gather(writer.aclose(), other.aclose())
+
+
 async def test_a_prefix_cache_that_stays_fails_the_update(
     policy: Any, renderer: ChatRenderer, shapes: Any, tmp_path: Path
 ) -> None:
