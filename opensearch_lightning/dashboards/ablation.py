@@ -187,7 +187,8 @@ def fatal_shares(runs: Sequence[Run]) -> dict[str, dict[str, float | None]]:
     """
     rows: dict[str, dict[str, float | None]] = {}
     for seed in sorted({run.seed for run in runs}):
-        curves = [run.curves["train/fatal_fraction"] for run in runs if run.seed == seed and run.arm in ARMS]
+        of_arms = (curves_of(runs, arm, "train/fatal_fraction") for arm in ARMS)
+        curves = [by_seed[seed] for by_seed in of_arms if seed in by_seed]
         start = [run.held_out["sampled"]["fatal_fraction"] for run in runs if run.seed == seed and run.arm == START]
         rows[str(seed)] = {
             "held-out, before training": start[0] if start else None,
