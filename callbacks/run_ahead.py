@@ -64,6 +64,7 @@ class RunAhead:
         self._settings: dict[str, Any] = {"group_size": group_size, "sampling": sampling, "max_parallel": max_parallel}
         self._on_stale: OnStale = on_stale
         self._rank, self._n_ranks = 0, 1
+        # a setting that cannot work is refused here, and not by the first step
         self._new_rollouts()
         self._forget()
 

@@ -16,7 +16,7 @@
 #   LOG_DIR          where the server's log goes                           runs
 #   and those of serve_vllm.sh
 #
-# To resume, give the command line that the run printed: the same with ckpt_path=RUN_DIR/checkpoints/last.ckpt.
+# To resume, give the same command line with ckpt_path=RUN_DIR/checkpoints/last.ckpt.
 set -euo pipefail
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -70,8 +70,8 @@ class FatalAwareGRPO(L.LightningModule):
 
     Args:
         policy: a Qwen3-VL model of transformers.
-        reference: model that the policy is held to by ``kl_coefficient``; frozen, and no part of checkpoints. With a
-            coefficient of 0 the divergence is only logged.
+        reference: model that the policy is held to by ``kl_coefficient``; frozen, and no part of checkpoints
+            (but of DeepSpeed's). With a coefficient of 0 the divergence is only logged.
         advantage: group estimator: ``"grpo"`` (mean and std) or ``"rloo"`` (leave-one-out mean).
         normalize_std: divide by the std of the group (``"grpo"`` only).
         baseline: whose rewards make the group's statistics: ``"all"`` trajectories, or the ``"non_fatal"`` alone.

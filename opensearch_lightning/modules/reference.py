@@ -11,7 +11,8 @@ def attach_reference(module: nn.Module, reference: nn.Module, name: str = "refer
     """Make ``reference`` a frozen submodule that checkpoints leave out.
 
     As a submodule it follows its module to devices and is sharded by strategies that shard. Its weights never change,
-    so a checkpoint that held them would only be larger: saving drops them, loading takes those it has.
+    so a checkpoint that held them would only be larger: saving drops them, loading takes those it has. DeepSpeed saves
+    frozen weights by itself, apart from the module's state, and so these too.
     """
 
     def drop(_module: nn.Module, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
