@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import lightning as L
 
 from opensearch_lightning.algorithms import clamp_bias
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.modules.tally import Tally
 from opensearch_lightning.paths import check_file
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ class ClampedAdvantageLogging(L.Callback):
 
     Args:
         path: CSV file of one row (:data:`COLUMNS`) for each trajectory that was scored, those of the first rank;
-            ``step`` counts training batches from 0. A resumed run goes on behind its checkpoint. ``None``: no file.
+            ``step`` is the number of the training batch. A resumed run goes on behind its checkpoint. ``None``: no file.
 
     Raises:
         ConfigurationError: ``path`` cannot be written; or the module has no advantages.
@@ -40,31 +42,45 @@ class ClampedAdvantageLogging(L.Callback):
         self.path = None if path is None else Path(path)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the figures of the step that was just made."""
+        """Log the figures of the step that was just made, over the rows of all ranks."""
         record = getattr(pl_module, "last_advantages", None)
         if record is None:
             raise ConfigurationError(
                 f"{type(pl_module).__name__} has no advantages to log; use ClampedAdvantageLogging with FatalAwareGRPO"
             )
-        raw, fatal, valid = record.raw, record.is_fatal & record.valid, record.valid
-        voters = max(1, int(valid.sum()))
-        clamped = record.is_fatal & bool(pl_module.clamp_fatal)
-        bias = clamp_bias(raw, clamped, record.group_ids, valid_B=valid)
-        groups = record.group_ids[valid].unique().tolist()
-        equal = sum(bool((raw[(record.group_ids == group) & valid] == 0).all()) for group in groups)
-        figures = {
-            "train/clamped_fraction": float((record.raw != record.advantages).sum()) / voters,
-            "train/clamp_bias": sum(bias.values()) / max(1, len(bias)),
-            "train/equal_reward_fraction": equal / max(1, len(groups)),
-            "train/fatal_negative_fraction": float((fatal & (raw < 0)).sum()) / max(1, int(fatal.sum())),
-        }
-        if bool(fatal.any()):
-            figures["train/advantage_fatal"] = float(raw[fatal].mean())
-        if bool((valid & ~fatal).any()):
-            figures["train/advantage_non_fatal"] = float(raw[valid & ~fatal].mean())
-        pl_module.log_dict(figures, on_step=True, on_epoch=False, batch_size=voters)
+        tally = _counted(record, clamps=bool(pl_module.clamp_fatal))
+        sums, _ = tally.over_ranks(trainer.strategy, trainer.strategy.root_device)
+        pl_module.log_dict(_figures(sums), on_step=True, on_epoch=False, batch_size=1)
         if self.path is not None and trainer.is_global_zero:
-            append_scores(self.path, record, batch_idx)
+            number = getattr(batch, "number", None)
+            append_scores(self.path, record, batch_idx if number is None else number)
+
+
+def _counted(record: AdvantageRecord, *, clamps: bool) -> Tally:
+    raw, fatal, valid = record.raw, record.is_fatal & record.valid, record.valid
+    bias = clamp_bias(raw, record.is_fatal & clamps, record.group_ids, valid_B=valid)
+    groups = record.group_ids[valid].unique().tolist()
+    equal = sum(bool((raw[(record.group_ids == group) & valid] == 0).all()) for group in groups)
+    tally = Tally()
+    tally.add(voters=valid.sum(), fatal=fatal.sum(), groups=len(groups), clamped=(raw != record.advantages).sum())
+    tally.add(bias=sum(bias.values()), equal=equal, negative=(fatal & (raw < 0)).sum())
+    tally.add(of_fatal=raw[fatal].sum(), of_others=raw[valid & ~fatal].sum())
+    return tally
+
+
+def _figures(sums: Mapping[str, float]) -> dict[str, float]:
+    voters, fatal, groups = sums["voters"], sums["fatal"], sums["groups"]
+    figures = {
+        "train/clamped_fraction": sums["clamped"] / max(1, voters),
+        "train/clamp_bias": sums["bias"] / max(1, groups),
+        "train/equal_reward_fraction": sums["equal"] / max(1, groups),
+        "train/fatal_negative_fraction": sums["negative"] / max(1, fatal),
+    }
+    if fatal:
+        figures["train/advantage_fatal"] = sums["of_fatal"] / fatal
+    if voters > fatal:
+        figures["train/advantage_non_fatal"] = sums["of_others"] / (voters - fatal)
+    return figures
 
 
 def append_scores(path: Path, record: AdvantageRecord, step: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.modules.tally import Tally
 from opensearch_lightning.types import RolloutBatch, StopReason, Trajectory, TrajectoryGroup
 
 Figures = tuple[dict[str, float], int]
@@ -61,15 +62,22 @@ class ToolUseCurves(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Log the figures of the batch that is about to be trained on."""
+        """Log the figures of the batch that is about to be trained on, over the trajectories of all ranks."""
         groups = _filled(batch)
-        for figures, count in rollout_figures(_trajectories(groups)):
-            for name, value in figures.items() if count else ():
+        scores, runs = rollout_figures(_trajectories(groups))
+        tally = Tally()
+        tally.add(scored=scores[1], trajectories=runs[1], lost_rollouts=_lost(groups))
+        for figures, count in (scores, runs):
+            tally.add(**{name: value * count for name, value in figures.items()})
+        sums, _ = tally.over_ranks(trainer.strategy, trainer.strategy.root_device)
+        for (figures, _), counted in ((scores, sums["scored"]), (runs, sums["trajectories"])):
+            for name in figures if counted else ():
                 shown = name in ("reward", "accuracy", "turns")
-                pl_module.log(
-                    f"{self.prefix}/{name}", value, prog_bar=shown, on_step=True, on_epoch=False, batch_size=count
-                )
-        pl_module.log(f"{self.prefix}/lost_rollouts", _lost(groups), on_step=True, on_epoch=False, batch_size=1)
+                self._log(pl_module, name, sums[name] / counted, prog_bar=shown)
+        self._log(pl_module, "lost_rollouts", sums["lost_rollouts"])
+
+    def _log(self, pl_module: L.LightningModule, name: str, value: float, *, prog_bar: bool = False) -> None:
+        pl_module.log(f"{self.prefix}/{name}", value, prog_bar=prog_bar, on_step=True, on_epoch=False, batch_size=1)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the last validation."""

@@ -102,6 +102,7 @@ def evaluate(
     shared = build_shared(config, given={} if policy is None else {"policy": policy})
     generation = make("callbacks.rollout_generation", node, shared)
     shared["policy"].eval()
+    generation.engine.update_weights(full_weights(shared["policy"]), 0)
 
     async def roll() -> list[TrajectoryGroup]:
         try:

@@ -144,7 +144,7 @@ def noted_clamp(*, clamp_fatal: bool) -> Noted:
     ]
     module = FatalAwareGRPO(torch.nn.Linear(1, 1), advantage="rloo", clamp_fatal=clamp_fatal)
     noted = Noted(module.compute_advantages(batch_of(rows)), clamp_fatal=clamp_fatal)
-    ClampedAdvantageLogging().on_train_batch_end(None, noted, None, None, 0)  # type: ignore[arg-type]
+    ClampedAdvantageLogging().on_train_batch_end(L.Trainer(**QUIET), noted, None, None, 0)
     return noted
 
 
@@ -174,7 +174,7 @@ def test_logging_advantages_of_another_module_is_refused() -> None:
 def test_curves_are_means_over_the_batch() -> None:
     noted = Noted()
     rows = [trajectory("a", 0, 1.0), trajectory("a", 1, 0.0, fatal_step=1), trajectory("a", 2, None)]
-    ToolUseCurves().on_train_batch_start(None, noted, batch_of(rows), 0)  # type: ignore[arg-type]
+    ToolUseCurves().on_train_batch_start(L.Trainer(**QUIET), noted, batch_of(rows), 0)  # type: ignore[arg-type]
     assert noted.figures["train/accuracy"] == 0.5
     assert noted.figures["train/invalid_fraction"] == pytest.approx(1 / 3)
     assert noted.figures["train/fatal_fraction"] == pytest.approx(1 / 3)
@@ -189,7 +189,7 @@ def rewards_among(figures: dict[str, float]) -> set[str]:
 def test_a_batch_nobody_scored_has_no_reward() -> None:
     noted = Noted()
     rows = [trajectory("a", 0, None), trajectory("a", 1, None, fatal_step=1)]
-    ToolUseCurves().on_train_batch_start(None, noted, batch_of(rows), 0)  # type: ignore[arg-type]
+    ToolUseCurves().on_train_batch_start(L.Trainer(**QUIET), noted, batch_of(rows), 0)  # type: ignore[arg-type]
     assert rewards_among(noted.figures) == set()
     assert noted.figures["train/invalid_fraction"] == 1
     assert noted.figures["train/fatal_fraction"] == 0.5
@@ -199,7 +199,7 @@ def test_a_batch_of_lost_rollouts_logs_only_how_many() -> None:
     noted = Noted()
     batch = batch_of([])
     batch.groups[0] = replace(batch.groups[0], n_lost=3)
-    ToolUseCurves().on_train_batch_start(None, noted, batch, 0)  # type: ignore[arg-type]
+    ToolUseCurves().on_train_batch_start(L.Trainer(**QUIET), noted, batch, 0)  # type: ignore[arg-type]
     assert noted.figures == {"train/lost_rollouts": 3}
     assert noted.options["train/lost_rollouts"]["batch_size"] > 0
 
