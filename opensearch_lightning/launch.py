@@ -401,6 +401,12 @@ def check_checkpoint(
             f"ckpt_path={path} holds the state of another optimizer; set module.optimizer as in that run, see "
             "config.yaml beside its checkpoints, or start from its weights: model.path=<run>/policy"
         )
+    changed = _first_changed_rate(saved.get("optimizer_states", []), optimizer_states) if optimizer_states else None
+    if changed is not None:
+        raise ConfigurationError(
+            f"ckpt_path={path} goes on with its optimizer's learning rate {changed[0]:g}, and {changed[1]:g} would do "
+            "nothing; set that of module.optimizer as in that run, or start from its weights: model.path=<run>/policy"
+        )
 
 
 def _check_folder_checkpoint(path: Path, module: LightningModule, datamodule: LightningDataModule) -> None:
@@ -440,6 +446,15 @@ def _same_optimizers(saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[s
     pairs = zip(itertools.chain(*there), itertools.chain(*here), strict=True)
     # A release of torch may add or drop a setting; another optimizer has settings of its own on both sides.
     return not any(set(old) - set(new) - {"initial_lr"} and set(new) - set(old) - {"initial_lr"} for old, new in pairs)
+
+
+def _first_changed_rate(
+    saved: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]
+) -> tuple[float, float] | None:
+    """Learning rates there and here, before any schedule, of the first group of parameters where they differ."""
+    groups = zip(*(itertools.chain(*(s["param_groups"] for s in states)) for states in (saved, own)), strict=True)
+    rates = (tuple(float(group.get("initial_lr", group["lr"])) for group in pair) for pair in groups)
+    return next(((there, here) for there, here in rates if there != here), None)
 
 
 def _sizes(param_groups: Sequence[Mapping[str, Any]]) -> list[int]:

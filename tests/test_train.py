@@ -325,6 +325,18 @@ def test_checkpoint_of_another_optimizer(
     assert finished.read_bytes() == before
 
 
+def test_another_learning_rate_would_be_lost_on_a_resumed_run(
+    toy: list[str], finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.toy_run import ToyModule
+
+    monkeypatch.setattr(
+        ToyModule, "configure_optimizers", lambda self: torch.optim.SGD(self.policy.parameters(), lr=0.25)
+    )
+    assert launch.main([*toy, f"ckpt_path={finished}", "trainer.max_steps=3"]) == 2
+    assert "goes on with its optimizer's learning rate 1, and 0.25 would do nothing" in stderr_line(capsys)
+
+
 def test_optimizer_that_torch_refuses(
     toy: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
