@@ -33,15 +33,15 @@ def parse_verdict(text: str) -> bool | None:
     Returns:
         ``None`` when the text holds no verdict, an echoed choice (``[yes/no]``), or verdicts that differ.
     """
-    if (value := _json_value(text, "correct")) is not None:
-        return value if isinstance(value, bool) else _word(str(value))
     plain = text.translate(_MARKUP)
-    if _VERDICT_KEY.search(plain) is None:
+    value = _json_value(text, "correct")
+    told = [] if value is None else [value if isinstance(value, bool) else _word(str(value))]
+    if not told and _VERDICT_KEY.search(plain) is None:
         return _word(plain)
     found = _VERDICT_LINE.findall(plain)
     if len(found) != len(_VERDICT_KEY.findall(plain)):
         return None
-    return _agreed([_word(word) for word in found])
+    return _agreed([*told, *(_word(word) for word in found)])
 
 
 def parse_score(text: str) -> float | None:
@@ -99,7 +99,7 @@ def _json_value(text: str, key: str) -> Any:
     if start < 0 or end < start:
         return None
     try:
-        record = json.loads(text[start : end + 1])
+        record = json.loads(text[start : end + 1], object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         return None
     return record.get(key) if isinstance(record, dict) else None

@@ -151,3 +151,20 @@ def test_what_is_no_single_object(text: str) -> None:
 )
 def test_reasoning_and_fences_go(text: str, bare: str) -> None:
     assert unwrapped(text) == bare
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"correct": false, "correct": true}',
+        'correct: yes\n{"correct": false}',
+        'Correct: no, the answer {"correct": true} is wrong',
+    ],
+)
+def test_verdicts_that_differ_in_and_beside_an_object_are_none(text: str) -> None:
+    assert parse_verdict(text) is None
+
+
+def test_a_score_given_twice_is_none() -> None:
+    assert parse_score('{"score": 0.2, "score": 1}') is None
+    assert parse_verdict('correct: yes\n{"correct": true}') is True
