@@ -30,7 +30,7 @@ class ClampedAdvantageLogging(L.Callback):
 
     Args:
         path: CSV file of one row (:data:`COLUMNS`) for each trajectory that was scored, those of the first rank;
-            ``step`` is the number of the training batch. A resumed run goes on behind its checkpoint. ``None``: no file.
+            ``step`` is the number of the training batch. A resumed run goes on behind its checkpoint; ``None``: none.
 
     Raises:
         ConfigurationError: ``path`` cannot be written; or the module has no advantages.

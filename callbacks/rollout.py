@@ -89,8 +89,10 @@ class RolloutGeneration(L.Callback):
         incomplete_groups: IncompleteGroups = "retry",
         rollout_timeout_s: float | None = None,
     ) -> None:
-        if group_size < 1:
-            raise ConfigurationError(f"group_size is {group_size}; set at least 1 (8 in the recipe)")
+        if group_size < 2:
+            raise ConfigurationError(
+                f"group_size is {group_size}, and a group of one teaches nothing; set at least 2 (8 in the recipe)"
+            )
         if temperature == 0:
             raise ConfigurationError(
                 "temperature is 0, so the rollouts of a group would all be equal and teach nothing; set it above 0 "
@@ -128,6 +130,7 @@ class RolloutGeneration(L.Callback):
             max_parallel=max_parallel_rollouts,
         )
         self._runner: asyncio.Runner | None = None
+        self._engine_version: int | None = None
         self._clock = EngineClock(engine)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -149,6 +152,7 @@ class RolloutGeneration(L.Callback):
             )
         if stage == "fit":
             self.run_ahead.begin_fit(trainer)
+        self._engine_version = None
         if self._runner is None:
             self._runner = asyncio.Runner()
 
@@ -224,9 +228,15 @@ class RolloutGeneration(L.Callback):
         if self.run_ahead.running:
             batch.groups[:] = self.run_ahead.run_beside(pl_module, work)
         else:
-            self.engine.update_weights(full_weights(pl_module.policy), pl_module.global_step)
+            self._update_engine(pl_module)
             batch.groups[:] = self._runner.run(work)
         _check_groups(batch)
+
+    def _update_engine(self, pl_module: Any) -> None:
+        """Bring the engine to the policy's weights, once for all batches between two updates."""
+        if self._engine_version != pl_module.global_step:
+            self.engine.update_weights(full_weights(pl_module.policy), pl_module.global_step)
+            self._engine_version = pl_module.global_step
 
     async def _roll(self, batch: RolloutBatch, size: int, first_rollout: int) -> list[TrajectoryGroup]:
         ids = [task.id for task in batch.tasks]

@@ -90,6 +90,7 @@ def evaluate(
     """
     from opensearch_lightning.composition import make
     from opensearch_lightning.launch import build_shared
+    from opensearch_lightning.models import full_weights
     from opensearch_lightning.types import Closable
 
     if decoding not in DECODINGS:

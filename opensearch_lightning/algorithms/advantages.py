@@ -36,10 +36,11 @@ def group_advantages(
     ``grpo``: ``r̃ = (r − mean) / (std + δ)`` with the population's standard deviation. ``rloo``: ``r̃ = r − mean of the
     others``, as in the released runs. No gradient flows through either.
 
-    ``baseline="non_fatal"`` takes mean and deviation over the non-fatal trajectories alone; fatal ones are measured
-    against them. Beyond the paper: its clamp lets fatal trajectories pull the mean down and then takes their own share
-    away, so that the advantages of a group sum to more than 0; here those of the non-fatal ones sum to 0, however many
-    fatal ones stand beside them.
+    ``baseline="non_fatal"`` takes the mean over the non-fatal trajectories alone; fatal ones are measured against it.
+    Beyond the paper: its clamp lets fatal trajectories pull the mean down and then takes their own share away, so that
+    the advantages of a group sum to more than 0; here those of the non-fatal ones sum to 0, however many fatal ones
+    stand beside them. The deviation stays that of all trajectories: that of a few alike could be next to nothing, and
+    a fatal one's distance divided by it without bound.
 
     Args:
         rewards_B: rewards, floating.
@@ -52,8 +53,8 @@ def group_advantages(
         is_fatal_B: bool, needed for ``baseline="non_fatal"``.
 
     Returns:
-        ``[B]`` of the rewards' type. Groups of one and groups of equal rewards get exactly 0; so does a group without a
-        row that votes, and, divided by the deviation, one whose voters' rewards are equal.
+        ``[B]`` of the rewards' type. Groups of one and groups of equal rewards get exactly 0; so do a group without a
+        row that votes, and voters whose rewards are equal.
 
     Raises:
         ConfigurationError: if the estimator or the baseline is unknown, or fatal rows are not told.
@@ -72,20 +73,18 @@ def group_advantages(
         row = int((~rewards.isfinite()).nonzero()[0])
         raise DataError(f"reward {rewards_B[row].item()} of row {row} is not finite: mark the row as not valid")
     votes = valid & ~is_fatal_B if baseline == "non_fatal" and is_fatal_B is not None else valid
-    group = _Groups.of(group_ids_B, votes)
-    total_B, count_B = group.sums(rewards), group.sums(torch.ones_like(rewards))
-    # The mean of equal rewards is not always that reward, and δ is small enough to blow up the difference.
-    spread_B = group.spread(rewards)
-    counts_B = valid & (spread_B | ~votes)
+    everyone, voters = _Groups.of(group_ids_B, valid), _Groups.of(group_ids_B, votes)
+    total_B, count_B = voters.sums(rewards), voters.sums(torch.ones_like(rewards))
     if estimator == "rloo":
         own = votes.double()
         raw = rewards - (total_B - own * rewards) / (count_B - own).clamp(min=1)
     else:
         raw = rewards - total_B / count_B.clamp(min=1)
         if normalize_std:
-            raw = raw / ((group.sums(raw**2) / count_B.clamp(min=1)).sqrt() + delta)
-            counts_B = valid & spread_B
-    return torch.where(counts_B & (count_B > 0), raw, 0.0).to(rewards_B.dtype)
+            raw = raw / (everyone.deviation(rewards) + delta)
+    # The mean of equal rewards is not always that reward, and δ is small enough to blow up the difference.
+    differs_B = everyone.spread(rewards) & (voters.spread(rewards) | ~votes)
+    return torch.where(valid & differs_B & (count_B > 0), raw, 0.0).to(rewards_B.dtype)
 
 
 def clamp_fatal_advantages(advantages_B: Tensor, is_fatal_B: Tensor) -> Tensor:
@@ -135,6 +134,12 @@ class _Groups:
         """Sum over the valid rows of each row's group."""
         kept = torch.where(self.valid_B, values_B, 0.0)
         return kept.new_zeros(self.size).index_add(0, self.index_B, kept)[self.index_B]
+
+    def deviation(self, values_B: Tensor) -> Tensor:
+        """Population standard deviation of the valid values of each row's group."""
+        count_B = self.sums(torch.ones_like(values_B)).clamp(min=1)
+        centered = values_B - self.sums(values_B) / count_B
+        return (self.sums(centered**2) / count_B).sqrt()
 
     def spread(self, values_B: Tensor) -> Tensor:
         """Whether the valid values of each row's group differ."""

@@ -162,16 +162,16 @@ def low_variance_kl(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
 def kl_penalized_rewards(
     rewards_B: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, kl_coefficient: float
 ) -> Tensor:
-    """``r − β·Σ_t (log π − log π_ref)`` over the kept tokens: the penalty inside the reward instead of the loss.
+    """``r − β·Σ_t (log π − log π_ref)`` over the tokens of the mask: the penalty inside the reward, not in the loss.
 
-    The sum is the sampled estimate of the KL divergence between the two distributions over whole trajectories; it may
-    be negative. No gradient.
+    The sum over all sampled tokens is the sampled estimate of the KL divergence between the two distributions over
+    whole trajectories; it may be negative. No gradient.
 
     Args:
         rewards_B: before the penalty.
         logprobs_BT: of the policy that sampled.
         ref_logprobs_BT: of the reference.
-        mask_BT: bool, kept tokens.
+        mask_BT: bool, which tokens to sum over.
         kl_coefficient: ``β``.
     """
     difference_BT = _kept(logprobs_BT.detach() - ref_logprobs_BT.detach(), mask_BT.bool())

@@ -9,6 +9,7 @@ Shapes: ``R`` trajectories of a batch, ``B`` of a pass (one forward and backward
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -244,7 +245,8 @@ class FatalAwareGRPO(L.LightningModule):
             rows.rewards,
             padded([known.old[row] for row in every]),
             padded([known.reference[row] for row in every]),
-            fatal_loss_mask(steps, rows.kept_steps),
+            # all that was sampled: a penalty that stops at the fatal step would favour those that have one
+            steps >= 0,
             self.kl_coefficient,
         )
 
@@ -260,10 +262,10 @@ class FatalAwareGRPO(L.LightningModule):
         n_groups, n_updates = rows.n_groups, 1
         if self.mini_batch_prompts is not None:
             n_updates = math.ceil(self._over_ranks(n_groups) / self.mini_batch_prompts)
-        per_update = math.ceil(n_groups / n_updates)
+        bounds = [n_groups * number // n_updates for number in range(n_updates + 1)]
         found = False
-        for first in range(0, n_updates * per_update, per_update):
-            inside = (rows.group_ids >= first) & (rows.group_ids < first + per_update) & rows.valid
+        for first, end in itertools.pairwise(bounds):
+            inside = (rows.group_ids >= first) & (rows.group_ids < end) & rows.valid
             chosen = torch.nonzero(inside).flatten().tolist()
             if self._over_ranks(len(chosen)):
                 found = True

@@ -44,7 +44,7 @@ class RolloutRows:
                 "the batch holds no trajectories: put RolloutGeneration before this module's training_step "
                 "(callbacks=[…]), or fill batch.groups yourself"
             )
-        temperatures = sorted({_temperature(t) for t in trajectories})
+        temperatures = sorted({t.temperature for t in trajectories})
         if len(temperatures) > 1:
             raise DataError(
                 f"trajectories of one batch were sampled at temperatures {temperatures}; sample a batch at one"
@@ -71,7 +71,7 @@ class RolloutRows:
     @property
     def temperature(self) -> float:
         """The one temperature of all rows; greedy rows are taken at 1."""
-        return _temperature(self.trajectories[0])
+        return self.trajectories[0].temperature or 1.0
 
     @property
     def n_groups(self) -> int:
@@ -124,7 +124,3 @@ def _check(trajectory: Trajectory) -> None:
         raise DataError(
             f"the reward of {name} is {trajectory.reward.total}: leave it out (reward=None), or see to the judge"
         )
-
-
-def _temperature(trajectory: Trajectory) -> float:
-    return trajectory.temperature or 1.0

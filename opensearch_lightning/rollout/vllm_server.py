@@ -164,12 +164,13 @@ class VLLMServer:
         for file in files:
             await self.call_workers("load_weight_file", str(file))
         await self.call_workers("finish_weight_files")
-        await self._send("POST", "/update_weight_version", {"new_version": str(version)})
         # running requests are computed anew, so that what they sample from here on is of the new weights alone
         reset = await self._send("POST", "/reset_prefix_cache?reset_running_requests=true")
-        if not reset["success"]:
+        if not (isinstance(reset, dict) and reset.get("success")):
             raise ServerError(f"{self.address} could not drop its prefix cache, which is of the old weights")
         await self._send("POST", "/reset_encoder_cache")
+        # last: whoever sees the new version may rely on all of it
+        await self._send("POST", "/update_weight_version", {"new_version": str(version)})
 
     async def resume(self) -> None:
         """Go on after :meth:`pause`."""
@@ -182,7 +183,10 @@ class VLLMServer:
     async def call_workers(self, method: str, *arguments: str) -> list[Any]:
         """What each worker process returns from one of its methods."""
         answer = await self._send("POST", "/collective_rpc", {"method": method, "args": list(arguments)})
-        return answer["results"]
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(results, list):
+            raise ServerError(f"{self.address} answered {method} without its workers' results: {answer!r:.80}")
+        return results
 
     async def aclose(self) -> None:
         """Close the connections."""

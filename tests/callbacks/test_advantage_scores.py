@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 
 from opensearch_lightning.callbacks import ClampedAdvantageLogging
@@ -14,7 +15,10 @@ from tests.callbacks.test_rollout_callbacks import noted_clamp
 
 
 def write_step(path: Path, step: int, *, first_rank: bool = True) -> None:
-    trainer = SimpleNamespace(is_global_zero=first_rank)
+    trainer = SimpleNamespace(
+        strategy=L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False).strategy,
+        is_global_zero=first_rank,
+    )
     ClampedAdvantageLogging(path).on_train_batch_end(trainer, noted_clamp(clamp_fatal=True), None, None, step)  # type: ignore[arg-type]
 
 

@@ -112,6 +112,16 @@ def test_the_kl_penalty_in_the_reward(policy: Any, reference: Any, rows: list[Tr
     assert module.last_advantages.raw.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+def test_a_penalty_in_the_reward_does_not_favour_rows_that_are_cut(policy: Any, reference: Any) -> None:
+    rows = scored(policy, [trajectory("a", 0, 0.5), trajectory("a", 1, 0.5, fatal_step=1)])
+    settings = {"advantage": "rloo", "reference": reference, "kl_coefficient": 0.1, "kl_in": "reward"}
+    _, whole = update(policy, batch_of(rows), **settings)
+    _, cut = update(policy, batch_of(rows, kept=[0, 1]), **settings)
+    assert whole.last_advantages is not None and cut.last_advantages is not None
+    assert float(whole.last_advantages.raw.abs().max()) > 1e-3
+    torch.testing.assert_close(cut.last_advantages.raw, whole.last_advantages.raw)
+
+
 def test_the_entropy_is_sought(policy: Any, rows: list[Trajectory]) -> None:
     def term(i: int, logprobs: Tensor, entropy: Tensor) -> Tensor:
         return -(ADVANTAGES[i] * (logprobs - logprobs.detach()).exp() + 0.2 * entropy).mean()
@@ -233,6 +243,8 @@ def test_routers_of_a_mixture_of_experts_are_balanced_beside_the_objective() -> 
 def test_trajectories_of_different_temperatures_are_refused(policy: Any, rows: list[Trajectory]) -> None:
     with pytest.raises(DataError, match=r"\[0\.5, 1\.0\]"):
         update(policy, batch_of([replace(rows[0], temperature=0.5), *rows[1:]]))
+    with pytest.raises(DataError, match=r"\[0\.0, 1\.0\]"):
+        update(policy, batch_of([replace(rows[0], temperature=0.0), *rows[1:]]))
 
 
 @pytest.mark.parametrize(

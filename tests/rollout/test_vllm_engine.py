@@ -270,9 +270,9 @@ async def test_an_update_in_order(policy: Any, renderer: ChatRenderer, shapes: A
         "start_weight_files",
         *["load_weight_file"] * loads,
         "finish_weight_files",
-        "/update_weight_version",
         "/reset_prefix_cache?reset_running_requests=true",
         "/reset_encoder_cache",
+        "/update_weight_version",
         "/resume",
         "/inference/v1/generate",
     ]
