@@ -225,6 +225,14 @@ def test_no_configuration_object_reaches_a_constructor() -> None:
     assert type(built["a"]["b"][1]) is dict
 
 
+def test_an_argument_may_share_objects_too() -> None:
+    part = {"_target_": "builtins.dict", "_shared_": {"a": "policy"}, "b": 1}
+    built = make("probe", {"_target_": "builtins.dict", "part": part, "c": 2}, {"policy": "shared"})
+    assert built == {"part": {"a": "shared", "b": 1}, "c": 2}
+    with pytest.raises(ConfigurationError, match=r"probe\.part needs the shared object 'engine'"):
+        make("probe", {"_target_": "builtins.dict", "part": part | {"_shared_": {"a": "engine"}}}, {"policy": "shared"})
+
+
 def test_empty_tool_list_is_refused_before_anything_is_written(tmp_path: Path, tiny: dict[str, Path]) -> None:
     overrides = [*overrides_of_tiny_run("quickstart_grpo", tmp_path, tiny), "tools.executor.tools=[]"]
     with pytest.raises(
