@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)  ## train a tiny agent from nothing on this CPU: world, SFT, fatal-aware GRPO, report
 	$(BIN)/opensearch quickstart $(ARGS)
 
-ablation: $(STAMP)  ## the four arms of the paper's ablation over five seeds, with table and figures (about an hour)
+ablation: $(STAMP)  ## the four arms of the paper's ablation over five seeds, with table and figures (over an hour)
 	$(BIN)/opensearch ablation $(ARGS)
 
 train: $(STAMP)  ## one training run: make train ARGS="experiment=quickstart_grpo"
