@@ -18,6 +18,9 @@ from opensearch_lightning.rollout import TransformersEngine
 from opensearch_lightning.tools import ImageBook, LocalTool, Tool, ToolExecutor, ToolOutput
 from opensearch_lightning.types import RewardParts, RolloutBatch, Task, Trajectory
 
+ROLLOUT_TOKENS = 855
+"""Of a rollout on either side, on average: a pass holds as many tokens as the peer's micro-batch does."""
+
 
 @dataclass(frozen=True)
 class CoroutineTool:
@@ -132,14 +135,13 @@ def run(settings: Settings) -> dict[str, Any]:
         max_concurrency=rollouts,
     )
     policy, processor = load_policy(settings.policy), load_processor(settings.policy)
-    longest = 640 + settings.completion_tokens
     module = _TimedGRPO(
         policy,
         recorder,
         # every rollout is trained, as the peer does
         clamp_fatal=False,
         lr=settings.lr,
-        max_tokens_per_micro_batch=settings.micro_batch * longest,
+        max_tokens_per_micro_batch=settings.micro_batch * ROLLOUT_TOKENS,
     )
     generation = RolloutGeneration(
         TransformersEngine(policy, processor, max_sequences=rollouts),
