@@ -232,9 +232,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="tasks of one update")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--max-turns", type=int, default=6, help="a policy that fails on and on says nothing of speed")
-    parser.add_argument(
-        "--tools", default="offline_faults", help="with failures, so that groups differ and are trained"
-    )
+    parser.add_argument("--tools", default="offline_faults", help="failing now and then, so that groups differ")
     parser.add_argument("--median-s", type=float, default=0.3)
     parser.add_argument("--sigma", type=float, default=1.2)
     parser.add_argument("--cap-s", type=float, default=20.0)
