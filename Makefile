@@ -12,6 +12,8 @@ ARGS   ?=
 # One thread: the models here are tiny, and several threads only wait for each other.
 export OMP_NUM_THREADS := 1
 export TOKENIZERS_PARALLELISM := false
+# One heap for all threads: with one each, what a thread frees the others cannot use, and memory grows from step to step.
+export MALLOC_ARENA_MAX := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install quickstart ablation train test coverage lint format report clean distclean

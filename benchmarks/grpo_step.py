@@ -8,8 +8,8 @@ TRL may also lie in a folder of its own on ``PYTHONPATH`` (``pip install --targe
 
 Both train one tiny Qwen3-VL, which is first taught to solve a search task in four turns (three tool calls, one of which
 shows a picture), on the same prompts: 8 prompts a step, 8 rollouts each, all sampled at temperature 1 and all with an
-advantage, AdamW without KL, one update a step, micro-batches of 8 rollouts, float32, one thread, no gradient
-checkpointing. Each side runs in processes of its own, in turns, so that the machine's drift meets both. The first step
+advantage, AdamW without KL, one update a step, micro-batches of 8 rollouts, float32, one thread, one heap (MALLOC_ARENA_MAX=1), no
+gradient checkpointing. Each side runs in processes of its own, in turns, so that the machine's drift meets both. The first step
 of a process is left out; the others have tools that return at once and tools that take 0.1 s, in turns.
 
 Prints three tables and exits with 1 when a limit is missed: a step at least twice as fast, at most 0.5 s more when a
@@ -80,7 +80,13 @@ def in_process(role: str, folder: Path) -> None:
     """Run one role of this script in a process of its own, on one thread; its output is shown when it fails."""
     root = str(Path(__file__).resolve().parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    # one heap for all threads of either side, as the Makefile sets it: with one each, what a thread frees lies idle
+    threads = {
+        "MALLOC_ARENA_MAX": "1",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+    }
     command = [sys.executable, __file__, "--role", role, "--folder", str(folder)]
     log = folder / f"{role}.log"
     with log.open("wb") as output:
