@@ -8,9 +8,10 @@ TRL may also lie in a folder of its own on ``PYTHONPATH`` (``pip install --targe
 
 Both train one tiny Qwen3-VL, which is first taught to solve a search task in four turns (three tool calls, one of which
 shows a picture), on the same prompts: 8 prompts a step, 8 rollouts each, all sampled at temperature 1 and all with an
-advantage, AdamW without KL, one update a step, micro-batches of 8 rollouts, float32, one thread, one heap (MALLOC_ARENA_MAX=1), no
-gradient checkpointing. Each side runs in processes of its own, in turns, so that the machine's drift meets both. The first step
-of a process is left out; the others have tools that return at once and tools that take 0.1 s, in turns.
+advantage, AdamW without KL, one update a step, as many tokens a pass as 8 rollouts have, float32, one thread, one heap
+(MALLOC_ARENA_MAX=1), no gradient checkpointing. Each side runs in processes of its own, in turns, so that the machine's
+drift meets both. The first step of a process is left out; the others have tools that return at once and tools that take
+0.1 s, in turns.
 
 Prints three tables and exits with 1 when a limit is missed: a step at least twice as fast, at most 0.5 s more when a
 tool takes 0.1 s, and no more memory than TRL.
