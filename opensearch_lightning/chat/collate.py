@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,7 @@ from opensearch_lightning.chat.positions import mrope_positions
 from opensearch_lightning.errors import DataError
 from opensearch_lightning.types import ImageInput
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Record = TypeVar("Record", bound="DataclassInstance")
+Record = TypeVar("Record")
 
 
 class TokenSequence(Protocol):
@@ -116,9 +113,12 @@ def joined(images: Sequence[ImageInput]) -> dict[str, Tensor | None]:
 
 def moved(record: Record, device: torch.device | str, *, non_blocking: bool = False) -> Record:
     """A copy of a dataclass whose tensors lie on ``device``."""
+    # typed as anything: only type checkers know the type of all dataclasses
+    batch: Any = record
     tensors = {
         field.name: value.to(device, non_blocking=non_blocking)
-        for field in fields(record)
-        if isinstance(value := getattr(record, field.name), Tensor)
+        for field in fields(batch)
+        if isinstance(value := getattr(batch, field.name), Tensor)
     }
-    return replace(record, **tensors)
+    copy: Record = replace(batch, **tensors)
+    return copy

@@ -57,8 +57,6 @@ def check_settings(module: FatalAwareGRPO) -> None:
         )
     if module.importance_cap is not None and not module.importance_cap >= 1:
         raise ConfigurationError(f"importance_cap is {module.importance_cap}; set at least 1 (2 is common), or null")
-    if module.router_aux_coefficient or module.router_z_coefficient:
-        check_routers(module.policy)
     if module.sequence_parallel_size < 1:
         raise ConfigurationError(f"sequence_parallel_size is {module.sequence_parallel_size}; set 1 (off) or more")
     if module.sequence_parallel_size > 1 and (module.router_aux_coefficient or module.router_z_coefficient):
@@ -66,3 +64,5 @@ def check_settings(module: FatalAwareGRPO) -> None:
             f"sequence_parallel_size is {module.sequence_parallel_size}, and a rank sees the routers of its own "
             "stretch of a row only; set router_aux_coefficient and router_z_coefficient to 0, or the size to 1"
         )
+    if module.router_aux_coefficient or module.router_z_coefficient:
+        check_routers(module.policy)
