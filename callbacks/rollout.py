@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import lightning as L
 
+from opensearch_lightning.callbacks.engine_weights import EngineWeights
 from opensearch_lightning.callbacks.run_ahead import RunAhead
 from opensearch_lightning.errors import ConfigurationError, DataError, RolloutLost
-from opensearch_lightning.models import full_weights
 from opensearch_lightning.rollout import (
     AgentLoop,
     EngineStats,
@@ -130,7 +130,7 @@ class RolloutGeneration(L.Callback):
             max_parallel=max_parallel_rollouts,
         )
         self._runner: asyncio.Runner | None = None
-        self._engine_version: int | None = None
+        self._weights = EngineWeights(engine)
         self._clock = EngineClock(engine)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -152,7 +152,7 @@ class RolloutGeneration(L.Callback):
             )
         if stage == "fit":
             self.run_ahead.begin_fit(trainer)
-        self._engine_version = None
+        self._weights.forget()
         if self._runner is None:
             self._runner = asyncio.Runner()
 
@@ -228,15 +228,9 @@ class RolloutGeneration(L.Callback):
         if self.run_ahead.running:
             batch.groups[:] = self.run_ahead.run_beside(pl_module, work)
         else:
-            self._update_engine(pl_module)
+            self._weights.bring_to(pl_module, pl_module.global_step)
             batch.groups[:] = self._runner.run(work)
         _check_groups(batch)
-
-    def _update_engine(self, pl_module: Any) -> None:
-        """Bring the engine to the policy's weights, once for all batches between two updates."""
-        if self._engine_version != pl_module.global_step:
-            self.engine.update_weights(full_weights(pl_module.policy), pl_module.global_step)
-            self._engine_version = pl_module.global_step
 
     async def _roll(self, batch: RolloutBatch, size: int, first_rollout: int) -> list[TrajectoryGroup]:
         ids = [task.id for task in batch.tasks]

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import lightning as L
 import torch
 
+from opensearch_lightning.callbacks.engine_weights import EngineWeights
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.models import full_weights
 from opensearch_lightning.rollout import (
     AgentLoop,
     AsyncRollouts,
@@ -61,6 +61,7 @@ class RunAhead:
     ) -> None:
         self.max_staleness = max_staleness
         self._agent = agent
+        self._weights = EngineWeights(agent.engine)
         self._settings: dict[str, Any] = {"group_size": group_size, "sampling": sampling, "max_parallel": max_parallel}
         self._on_stale: OnStale = on_stale
         self._rank, self._n_ranks = 0, 1
@@ -88,7 +89,7 @@ class RunAhead:
         self._ledger: TaskLedger | None = None
         self._source: Any = None
         self._in_step: tuple[int, list[TaskPlace]] = (-1, [])
-        self._engine_version: int | None = None
+        self._weights.forget()
         self._again: deque[TaskPlace] = deque()
         self._read: tuple[int, list[Task]] = (-1, [])
 
@@ -170,7 +171,7 @@ class RunAhead:
         rollouts, ledger, size = self._rollouts, self._ledger, len(batch.tasks)
         assert rollouts is not None and ledger is not None
         ledger.settle(self._in_step[1])
-        self._update_engine(pl_module, batch.number)
+        self._weights.bring_to(pl_module, batch.number)
         left = math.inf if trainer.max_steps < 0 else trainer.max_steps - trainer.global_step
         while len(rollouts.buffer) < size * min(self.max_staleness + 1, left):
             place = self._again.popleft() if self._again else ledger.hand_out(size)
@@ -190,7 +191,7 @@ class RunAhead:
     def run_beside(self, pl_module: Any, work: Coroutine[Any, Any, T]) -> T:
         """Carry out a validation batch on the current weights, while the training rollouts go on with them too."""
         assert self._rollouts is not None
-        self._update_engine(pl_module, self._in_step[0] + 1)
+        self._weights.bring_to(pl_module, self._in_step[0] + 1)
         return self._rollouts.run(work)
 
     def stop(self) -> None:
@@ -206,11 +207,6 @@ class RunAhead:
         if self._ledger is None:
             self._ledger = TaskLedger(number)
         self._again = deque(self._ledger.open)
-
-    def _update_engine(self, pl_module: Any, version: int) -> None:
-        if self._engine_version != version:
-            self._agent.engine.update_weights(full_weights(pl_module.policy), version)
-            self._engine_version = version
 
     def _pending(self, place: TaskPlace) -> PendingGroup:
         number, index = place

@@ -340,7 +340,7 @@ class FatalAwareGRPO(L.LightningModule):
             kl_coefficient=self.kl_coefficient if self.kl_in == "loss" else 0.0,
             entropy_BT=entropy_BT if self.entropy_coefficient else entropy_BT.detach(),
             entropy_coefficient=self.entropy_coefficient,
-            importance_weights_BT=self._importance_weights(rows, one, old_BT, mask_BT, tally),
+            importance_weights_BT=self._importance_weights(known, one, old_BT, mask_BT, tally),
         )
         loss = result.loss
         if self._uses_routers:
@@ -357,12 +357,12 @@ class FatalAwareGRPO(L.LightningModule):
         return loss
 
     def _importance_weights(
-        self, rows: RolloutRows, one: Pass, old_BT: Tensor, mask_BT: Tensor, tally: Tally
+        self, known: KnownLogprobs, one: Pass, old_BT: Tensor, mask_BT: Tensor, tally: Tally
     ) -> Tensor | None:
         """Weights that make up for the engine's difference, where they are asked for; notes how large it is."""
         if self.old_logprobs != "policy":
             return None
-        sampling_BT = self._padded(sampling_logprobs(rows), one.rows)
+        sampling_BT = self._padded(known.sampling, one.rows)
         apart = mismatch(old_BT, sampling_BT, mask_BT)
         tally.add(mismatch=apart.absolute, mismatch_kl=apart.kl)
         tally.raise_to(mismatch_max=apart.largest)
@@ -458,14 +458,15 @@ class FatalAwareGRPO(L.LightningModule):
         return padded([logprobs[row] for row in chosen]).to(self.device)
 
     def _known_logprobs(self, rows: RolloutRows) -> KnownLogprobs:
-        old, reference = sampling_logprobs(rows), None
+        sampling = sampling_logprobs(rows)
+        old, reference = sampling, None
         if self.old_logprobs == "policy" or self.reference is not None:
             passes = self._plan(rows, range(len(rows.trajectories)))
             if self.old_logprobs == "policy":
                 old = score_rows(self.policy, rows, passes, self.device, self._parallel)
             if self.reference is not None:
                 reference = score_rows(self.reference, rows, passes, self.device, self._parallel)
-        return KnownLogprobs(old=old, reference=reference)
+        return KnownLogprobs(old=old, sampling=sampling, reference=reference)
 
 
 @dataclass(frozen=True, kw_only=True)

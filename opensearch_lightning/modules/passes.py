@@ -24,9 +24,10 @@ Logprobs = dict[int, Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class KnownLogprobs:
-    """What is known of each row before a step's updates: under the policy as it was, and under a reference."""
+    """What is known of each row before a step's updates: under the policy as it was, the engine, and a reference."""
 
     old: Logprobs
+    sampling: Logprobs
     reference: Logprobs | None
 
 

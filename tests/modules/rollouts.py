@@ -80,6 +80,20 @@ def batch_of(rows: Sequence[Trajectory], kept: Sequence[int] | None = None) -> R
     return RolloutBatch(tasks=[group.task for group in groups], groups=groups)
 
 
+def one_process(*, max_steps: int) -> L.Trainer:
+    """A trainer on the CPU that writes and prints nothing."""
+    return L.Trainer(
+        max_steps=max_steps,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+    )
+
+
 def update(policy: Any, batch: RolloutBatch, **settings: Any) -> tuple[dict[str, torch.Tensor], FatalAwareGRPO]:
     """What one step of plain SGD with rate 1 takes from each parameter: the gradients."""
     trained = copy.deepcopy(policy)
@@ -89,15 +103,5 @@ def update(policy: Any, batch: RolloutBatch, **settings: Any) -> tuple[dict[str,
         "max_grad_norm": None,
     } | settings
     module = FatalAwareGRPO(trained, **settings)
-    trainer = L.Trainer(
-        max_steps=1,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-    )
-    trainer.fit(module, DataLoader([batch], batch_size=None))
+    one_process(max_steps=1).fit(module, DataLoader([batch], batch_size=None))
     return {name: before[name] - p.detach() for name, p in trained.named_parameters()}, module

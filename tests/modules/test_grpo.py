@@ -15,7 +15,7 @@ from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.modules import FatalAwareGRPO
 from opensearch_lightning.types import NON_FATAL, RolloutBatch, Trajectory
 from tests.models.tiny import tiny_policy
-from tests.modules.rollouts import batch_of, scored, trajectory, update
+from tests.modules.rollouts import batch_of, one_process, scored, trajectory, update
 
 
 @pytest.fixture(scope="module")
@@ -125,15 +125,7 @@ def test_equal_rewards_move_nothing(policy: Any) -> None:
 def test_one_update_for_each_mini_batch_of_prompts(policy: Any) -> None:
     rows = scored(policy, [trajectory(t, r, float(r)) for t in "abc" for r in range(2)])
     module = FatalAwareGRPO(copy.deepcopy(policy), mini_batch_prompts=2, lr=1e-4)
-    trainer = L.Trainer(
-        max_steps=2,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = one_process(max_steps=2)
     trainer.fit(module, DataLoader([batch_of(rows)] * 3, batch_size=None))
     # three prompts in mini-batches of two are two updates, and max_steps counts updates
     assert trainer.global_step == 2
