@@ -47,7 +47,7 @@ LEVELS = {
     "quickstart": TOP,
     "tools_command": TOP,
 }
-OPTIONAL = ("vllm", "deepspeed", "mcp", "open_clip", "openai", "rapid_layout", "trafilatura")
+OPTIONAL = ("vllm", "deepspeed", "mcp", "open_clip", "openai", "peft", "rapid_layout", "trafilatura")
 
 
 def part_of(module: str) -> str | None:

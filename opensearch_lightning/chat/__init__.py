@@ -15,6 +15,7 @@ from opensearch_lightning.chat.records import (
     UserTurn,
 )
 from opensearch_lightning.chat.renderer import ChatRenderer, ControlStringError
+from opensearch_lightning.chat.sft_batch import SFTBatch
 
 __all__ = [
     "AssistantTurn",
@@ -27,6 +28,7 @@ __all__ = [
     "PackedBatch",
     "Part",
     "Rendered",
+    "SFTBatch",
     "Segment",
     "TokenSequence",
     "TokenizedSample",
