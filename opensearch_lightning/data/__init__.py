@@ -5,7 +5,8 @@ from opensearch_lightning.data.order import EpochOrder, LengthOrder
 from opensearch_lightning.data.rl_module import SearchVLRLDataModule
 from opensearch_lightning.data.rows import write_rl_shards, write_sft_shards
 from opensearch_lightning.data.sft_module import SearchVLSFTDataModule
-from opensearch_lightning.data.shards import ShardKind, ShardReader, write_shards
+from opensearch_lightning.data.shard_writer import write_shards
+from opensearch_lightning.data.shards import ShardKind, ShardReader
 from opensearch_lightning.data.sharegpt import SFTRow, parse_sharegpt, read_sharegpt
 
 __all__ = [

@@ -7,7 +7,8 @@ from typing import Any
 
 from opensearch_lightning.data.drops import DropReport, UnusableRow
 from opensearch_lightning.data.images import load_image
-from opensearch_lightning.data.shards import Record, ShardKind, write_shards
+from opensearch_lightning.data.shard_writer import Record, write_shards
+from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sharegpt import SFTRow, parse_sharegpt
 from opensearch_lightning.errors import DataError
 from opensearch_lightning.pictures import open_picture
