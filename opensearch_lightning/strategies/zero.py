@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -51,6 +53,18 @@ class ZeroStrategy(DeepSpeedStrategy):
             self.model.to(torch.bfloat16)
         deepspeed.zero.Init(module=self.model, config_dict_or_path=self.config)
 
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Save the parts of all ranks; until all are written, an older checkpoint of this name stays as it is."""
+        target = Path(self.broadcast(filepath))
+        partial = target.with_name(f".{target.name}.partial")
+        super().save_checkpoint(checkpoint, partial, storage_options)
+        self.barrier()
+        # nodes that do not share a disk have parts of their own; the others find nothing left to do
+        for in_turn in (self.is_global_zero, self.local_rank == 0):
+            if in_turn and partial.exists():
+                _put_in_place(partial, target)
+            self.barrier()
+
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Load a folder of this stage and number of ranks.
 
@@ -61,6 +75,15 @@ class ZeroStrategy(DeepSpeedStrategy):
             check_continues(checkpoint_path, stage=zero_stage(self), world_size=self.world_size)
         loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         return loaded
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    older = target.with_name(f".{target.name}.older")
+    shutil.rmtree(older, ignore_errors=True)
+    if target.exists():
+        target.rename(older)
+    partial.rename(target)
+    shutil.rmtree(older, ignore_errors=True)
 
 
 def is_deepspeed(strategy: Any) -> bool:

@@ -145,6 +145,8 @@ def interrupted(name: str, folder: Path) -> dict[str, Any]:
     keep.best_model_path = str(folder / "1.ckpt")
     export_policy(built, "best")
 
+    overwritten(run, folder / "1.ckpt")
+    run.save_checkpoint(folder / "2.ckpt")
     resumed = with_reference()
     trainer(name, 2).fit(resumed, datamodule=Shares(STEPS), ckpt_path=folder / "1.ckpt", weights_only=False)
     return {
@@ -152,6 +154,19 @@ def interrupted(name: str, folder: Path) -> dict[str, Any]:
         "resumed": weights_of(resumed.policy),
         "reference": weights_of(resumed.reference, max_elements=1000),
     }
+
+
+def overwritten(run: L.Trainer, kept: Path) -> None:
+    """A second save under the name ``kept`` that breaks off half-way."""
+    engine: Any = run.strategy.deepspeed_engine
+    save = engine.save_checkpoint
+
+    def break_off(*args: Any, **options: Any) -> None:
+        save(*args, **options)
+        raise OSError("no space left")
+
+    with patch.object(engine, "save_checkpoint", break_off), pytest.raises(OSError, match="no space left"):
+        run.save_checkpoint(kept)
 
 
 def work(folder: Path, steps: Any) -> dict[str, Any]:
@@ -218,6 +233,14 @@ def test_interrupted_run_ends_in_the_same_weights(ranks: Any, name: str) -> None
         run = rank[name]["run"]
         assert furthest(run["last"], run["resumed"]) == 0
         assert furthest(run["reference"], dict(tiny_policy().named_parameters())) == 0
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3"])
+def test_checkpoint_is_replaced_when_the_new_one_is_whole(ranks: Any, folder: Path, name: str) -> None:
+    # 1.ckpt was saved again, without success, before the run of the test above went on from it
+    left = {path.name for path in (folder / name).iterdir()}
+    assert {"1.ckpt", "2.ckpt", ".1.ckpt.partial"} <= left
+    assert not {".2.ckpt.partial", ".2.ckpt.older"} & left
 
 
 @pytest.mark.parametrize("name", ["zero2", "zero3"])
