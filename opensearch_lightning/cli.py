@@ -15,6 +15,7 @@ COMMANDS = {
     "quickstart": ("opensearch_lightning.quickstart", "make a world, train a tiny agent in it, report"),
     "ablation": ("opensearch_lightning.ablation", "train the four arms of the paper's ablation, compare them"),
     "train": ("opensearch_lightning.launch", "make one training run, as the configuration describes it"),
+    "plan": ("opensearch_lightning.planning.cli", "tell what a run will need: parameters, memory, time"),
     "world": ("opensearch_lightning.world.cli", "generate a small encyclopedia with pictures and tasks"),
     "evaluate": ("opensearch_lightning.evaluate", "measure a policy on held-out tasks"),
     "tools": ("opensearch_lightning.tools_command", "try each configured tool and its services once"),

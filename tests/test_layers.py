@@ -44,6 +44,7 @@ LEVELS = {
     "evaluate": TOP,
     "export": TOP,
     "launch": TOP,
+    "planning": TOP,
     "quickstart": TOP,
     "tools_command": TOP,
 }

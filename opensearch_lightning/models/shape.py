@@ -262,6 +262,11 @@ class PolicyShape:
         return sum(self.active_parameters().values())
 
     @property
+    def cache_values(self) -> int:
+        """Numbers that keys and values of one token are in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
     def expert_parameters(self) -> int:
         """Parameters of one expert of one layer."""
         return 3 * self.hidden * self.moe_intermediate
