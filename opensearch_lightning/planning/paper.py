@@ -44,7 +44,7 @@ class Comparison:
     Attributes:
         run: of the paper.
         estimated_days: by this plan.
-        longest_days: by this plan where a row of the greatest length is in each update; ``None`` for GRPO.
+        longest_days: by this plan where each update waits for a row of the greatest length; ``None`` with packed rows.
         implied_mfu: utilization at which training alone would have taken the paper's time.
         implied_network: bytes per second and node at which communication alone would have.
     """

@@ -28,7 +28,7 @@ def remedies(setup: Setup, figures: Figures, cluster: Cluster, assumed: Assumpti
         return _fits(change[1], figures, cluster, assumed)
 
     found = list(filter(fits, _changes(setup))) or list(filter(fits, [*_pairs(setup), *_shorter(setup)]))
-    told = [f"{name} would fit ({_peak(changed, figures, assumed) / 1e9:.0f} GB)" for name, changed in _firsts(found)]
+    told = [f"{name} would fit ({_peak(changed, figures, assumed) / 1e9:.1f} GB)" for name, changed in _firsts(found)]
     larger = [
         other.name
         for other in CLUSTERS.values()

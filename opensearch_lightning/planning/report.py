@@ -199,8 +199,8 @@ def _assumptions(plan: Plan) -> list[str]:
     lines = [
         "assumptions",
         f"  utilization (MFU) {assumed.mfu:.0%} of {cluster.flops / 1e12:g} TFLOP/s, recomputed layers not counted",
-        f"  {cluster.memory / 1e9:g} GB at {cluster.bandwidth / 1e12:g} TB/s; NVLink {cluster.nvlink / 1e9:g} GB/s a GPU"
-        f", network {cluster.network / 1e9:g} GB/s a node, one way, {assumed.network:.0%} of them reached",
+        f"  {cluster.memory / 1e9:g} GB at {cluster.bandwidth / 1e12:g} TB/s; NVLink {cluster.nvlink / 1e9:g} GB/s a "
+        f"GPU, network {cluster.network / 1e9:g} GB/s a node, one way, {assumed.network:.0%} of them reached",
         f"  {cluster.source}",
         "  ranks are level; not counted: validation, checkpoints, waiting for data, padding, traffic of offloading",
     ]

@@ -25,7 +25,8 @@ class Training:
         passes: forward and backward passes of an update on each rank.
         flops: of an update, all ranks together (model FLOPs).
         compute: seconds of an update for these at the assumed utilization, all ranks level.
-        compute_longest: seconds of an update in which one rank has rows of the greatest length (fine-tuning).
+        compute_longest: seconds of an update in which one rank has rows of the greatest length; 0 with packed rows, which
+            keep ranks level.
         gathered: bytes that every rank receives in an update: weights and gradients.
         communication: seconds of an update for these, at least.
         network_needed: bytes per second of a node below which an update waits for communication.
@@ -65,7 +66,9 @@ def count_training(setup: Setup, figures: Figures, cluster: Cluster, assumed: As
     rank_flops = cluster.flops * assumed.mfu
     if setup.kind == "sft":
         flops, tokens = _sft_row(setup, figures, figures.row_lengths())
-        longest = _sft_longest(setup, figures) / rank_flops
+        if not setup.packed:
+            row, _ = _sft_row(setup, figures, [setup.max_length] * len(figures.row_lengths()))
+            longest = row * setup.rows_per_rank / rank_flops
         rows = rows_per_update(setup, figures)
         flops, tokens, per_step = flops * rows, tokens * rows, 1
         passes = _sft_passes(setup, tokens)
@@ -139,15 +142,6 @@ def rows_per_update(setup: Setup, figures: Figures) -> float:
 def _group(setup: Setup, figures: Figures) -> tuple[float, float]:
     """Of the rollouts of a task: operations of a forward pass, tokens."""
     return sum(group_forward_flops(setup, figures).values()), group_tokens(setup, figures)
-
-
-def _sft_longest(setup: Setup, figures: Figures) -> float:
-    """Operations of a rank that has as many tokens as an update allows it."""
-    rows = 1.0 if setup.packed else setup.rows_per_rank
-    if setup.full_packs and setup.max_tokens is not None:
-        rows = setup.rows_per_rank * setup.max_tokens / setup.max_length
-    flops, _ = _sft_row(setup, figures, [setup.max_length] * len(figures.row_lengths()))
-    return flops * rows
 
 
 def _sft_row(setup: Setup, figures: Figures, lengths: Sequence[int]) -> tuple[float, float]:
