@@ -76,9 +76,11 @@ def count_memory(setup: Setup, figures: Figures, *, reserve: float = 4e9) -> Mem
 
 def _plain_state(setup: Setup) -> list[Item]:
     """One process or DDP: moments have the type of the weights, and gradients stay between steps."""
-    trained = setup.width * setup.trained_total
+    # adapters are float32 beside a policy of half precision
+    trained = (max(setup.width, _FLOAT32) if setup.adapters else setup.width) * setup.trained_total
+    adapters = trained if setup.adapters else 0
     items = [
-        Item(name="weights", bytes=setup.width * setup.parameters),
+        Item(name="weights", bytes=setup.width * setup.shape.total + adapters),
         Item(name="gradients", bytes=trained),
         Item(name="optimizer moments", bytes=2 * trained),
         Item(name="the optimizer's own step", bytes=trained, when="update"),

@@ -25,8 +25,8 @@ class Training:
         passes: forward and backward passes of an update on each rank.
         flops: of an update, all ranks together (model FLOPs).
         compute: seconds of an update for these at the assumed utilization, all ranks level.
-        compute_longest: seconds of an update in which one rank has rows of the greatest length; 0 with packed rows, which
-            keep ranks level.
+        compute_longest: seconds of an update in which one rank has rows of the greatest length; 0 with packed rows,
+            which keep ranks level.
         gathered: bytes that every rank receives in an update: weights and gradients.
         communication: seconds of an update for these, at least.
         network_needed: bytes per second of a node below which an update waits for communication.

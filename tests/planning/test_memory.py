@@ -118,6 +118,14 @@ def test_frozen_parts_and_adapters_take_no_optimizer() -> None:
     assert counted["weights"] == 2 * (P + lora.adapters) / 256
 
 
+def test_adapters_are_float32_without_deepspeed() -> None:
+    setup = setup_of("experiment=sft_8b", "+model.policy.lora={r: 16}", "trainer=cpu")
+    counted = items(count_memory(setup, Figures()))
+    assert counted["weights"] == 2 * P + 4 * setup.adapters
+    assert counted["gradients"] == 4 * setup.adapters
+    assert counted["optimizer moments"] == 8 * setup.adapters
+
+
 def test_the_peak_is_that_of_a_pass_or_of_a_step() -> None:
     memory = count_memory(SFT, Figures(), reserve=1e9)
     by_time = {"always": 0.0, "pass": 0.0, "update": 0.0}
