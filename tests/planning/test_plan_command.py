@@ -11,6 +11,7 @@ from opensearch_lightning.cli import main
 from opensearch_lightning.composition import compose_config
 from opensearch_lightning.planning import Assumptions, Figures, count_memory, read_setup
 from opensearch_lightning.planning.clusters import CLUSTERS
+from opensearch_lightning.planning.remedies import remedies
 from tests.planning.setups import plan_of
 
 DAY = 86_400
@@ -66,6 +67,14 @@ def test_a_row_too_long_for_a_gpu_is_split_between_ranks() -> None:
     assert "as it is, it fits h200" in plan.remedies
     # routers with losses of their own keep ranks from reading rows together
     assert not any("sequence_parallel" in remedy for remedy in plan_of("experiment=grpo_30b_a3b").remedies)
+
+
+def test_heads_that_do_not_come_out_even_are_not_dealt() -> None:
+    plan = plan_of("experiment=grpo_1node")
+    odd = dataclasses.replace(plan.setup, shape=dataclasses.replace(plan.setup.shape, kv_heads=3))
+    told = remedies(odd, Figures(), CLUSTERS["h20"], Assumptions())
+    assert told
+    assert not any("sequence_parallel" in remedy for remedy in told)
 
 
 def test_of_several_sizes_the_smallest_is_told() -> None:
