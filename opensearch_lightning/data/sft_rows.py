@@ -2,8 +2,6 @@
 
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from opensearch_lightning.chat import TokenizedSample, cut_at_turn
-from opensearch_lightning.data.lengths import Lengths, measure, usable
+from opensearch_lightning.data.lengths import Lengths, lengths_file, measure, usable, write_lengths
 from opensearch_lightning.data.plan_stream import Chunks, Rows
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards, folder_list
@@ -61,7 +59,7 @@ class RowOpener:
 
     def _lengths(self, folder: Path | str) -> Lengths:
         source = self.open(folder)
-        beside = source.reader.beside(f"lengths-{source.digest[:32]}.json")
+        beside = source.reader.beside(lengths_file(Path(), source).name)
         lengths = measure(
             source, num_workers=self.num_workers, folder=beside.parent if beside is not None else self.lengths_dir
         )
@@ -161,7 +159,7 @@ def _cut_lengths(source: SampleSource, lengths: Lengths, opener: RowOpener) -> L
         )
         cut = np.fromiter(loader, dtype=np.int64, count=len(rows))
         if path is not None:
-            _write(path, cut)
+            write_lengths(path, cut.tolist())
     shortened = lengths.copy()
     shortened[rows] = np.where(cut > 0, cut, lengths[rows])
     return shortened
@@ -177,11 +175,3 @@ class _CutRows(Dataset[int]):
     def __getitem__(self, place: int) -> int:
         cut = _cut(self._source, self._source.sample(int(self._rows[place])), self._max_length)
         return len(cut.token_ids) if cut is not None else 0
-
-
-def _write(path: Path, lengths: Lengths) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Ranks may write at once; each replaces the file by the same content.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
-        json.dump(lengths.tolist(), file)
-    os.replace(file.name, path)
