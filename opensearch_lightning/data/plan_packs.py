@@ -62,7 +62,11 @@ def spread(lengths: Rows, ranks: int, capacity: int) -> list[list[list[int]]]:
         capacity: most tokens of a pack.
     """
     each = max(1, -(-int(lengths.sum()) // (ranks * capacity)))
+    tightest = best_fit(lengths, capacity)
     while (packs := level(lengths, ranks * each, capacity)) is None:
+        if len(tightest) <= ranks * each:
+            packs = tightest  # a pass less weighs more than packs that are a little less level
+            break
         each += 1
     packs.sort(key=lambda pack: -int(lengths[pack].sum()))
     shares: list[list[list[int]]] = [[] for _ in range(ranks)]
