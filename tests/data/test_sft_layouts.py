@@ -186,23 +186,23 @@ def two_images(number: int) -> dict[str, Any]:
     turns = conversation(
         ("human", "<image>Which town is it?"),
         ("gpt", call(f"town {number}")),
-        ("observation", "<image>Seen."),
+        ("observation", "<image>" + "Seen. " * 20),
         ("gpt", answer(f"town {number}")),
     )
-    return {"id": f"row-{number}", "conversations": turns, "images": [picture(1, 64), picture(number, 512)]}
+    return {"id": f"row-{number}", "conversations": turns, "images": [picture(1, 64), picture(number, 128)]}
 
 
 def test_long_rows_are_cut_at_a_turn_with_their_images(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     huge = {**two_images(9), "conversations": conversation(("human", "Q " * 300), ("gpt", answer("far")))}
     write_sft_shards([row(0), two_images(1), two_images(2), {**huge, "images": []}], tmp_path / "s")
-    options = {"batch_size": 3, "max_length": 250, "max_dropped": 0.9, "lengths_dir": tmp_path / "lengths"}
+    options = {"batch_size": 3, "max_length": 150, "max_dropped": 0.9, "lengths_dir": tmp_path / "lengths"}
     dropped = module(tmp_path / "s", **{**options, "batch_size": 1})
     assert (dropped.n_rows, dropped.n_cut) == (1, 0)
     with caplog.at_level(logging.WARNING):
         data = module(tmp_path / "s", too_long="cut", **options)
         assert (data.n_rows, data.n_cut) == (3, 2)
     assert (
-        "2 of 3 rows were longer than 250 tokens and are cut behind a turn of the policy: row-1, row-2" in caplog.text
+        "2 of 3 rows were longer than 150 tokens and are cut behind a turn of the policy: row-1, row-2" in caplog.text
     )
     assert "1 of 4 rows dropped: too_long 1 (row-9:" in caplog.text
     (one,) = next(iter(data.train_dataloader())).passes
@@ -212,11 +212,11 @@ def test_long_rows_are_cut_at_a_turn_with_their_images(tmp_path: Path, caplog: p
     pads = int((one.input_ids == tiny_renderer().image_token_id).sum())
     assert pads == int(one.image_grid_thw.prod(-1).sum()) // 4 == one.pixel_values.shape[0] // 4
     assert len(one.image_grid_thw) == 3
-    assert one.input_ids.shape[1] <= 250
+    assert one.input_ids.shape[1] <= 150
     turns = {len(turns) for turns in taught(next(iter(data.train_dataloader())))}
     assert turns == {1, 2}
     # the lengths of cut rows are kept as well
-    assert len(list((tmp_path / "lengths").glob("cut-*-250.json"))) == 1
+    assert len(list((tmp_path / "lengths").glob("cut-*-150.json"))) == 1
     again = module(tmp_path / "s", too_long="cut", **options)
     assert again.state_dict() == data.state_dict() != dropped.state_dict()
 
