@@ -12,6 +12,7 @@ from opensearch_lightning.errors import ConfigurationError
 from tests.data.rows import rl_shards, sft_shards
 from tests.data.trainers import Broken, Recorder, checkpoints, key, trainer
 from tests.models.tiny import tiny_processor
+from tests.strategies import cpu_ranks
 
 N = 11
 Make = Callable[..., L.LightningDataModule]
@@ -156,6 +157,53 @@ def test_checkpoint_of_another_order_is_refused(make: Make, tmp_path: Path) -> N
     fit(make(), trainer(2, checkpoints(tmp_path, every_n_train_steps=2)))
     with pytest.raises(ConfigurationError, match="made with seed = 3407, now it is 1: the order of the data would"):
         fit(make(seed=1), trainer(N), ckpt_path=tmp_path / "2.ckpt")
+
+
+@pytest.fixture(scope="module")
+def two_sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("mixed")
+    return [sft_shards(folder / "first", 12, chunk_bytes=2000), sft_shards(folder / "second", 7)]
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "off": {"batch_size": 2, "micro_batch": 1},
+    "batch": {"batch_size": 2, "packing": "batch"},
+    "tokens": {"packing": "tokens"},
+    "mixture": {"packing": "tokens", "weights": {"first": 1, "second": 2}, "chunk_window": 2},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_ranks_with_workers_resume_exactly(two_sources: list[Path], tmp_path: Path, plan: str) -> None:
+    def make(**options: Any) -> SearchVLSFTDataModule:
+        settings = {"batch_size": 1, "max_length": 400, "pack_tokens": 500, **PLANS[plan], **options}
+        return SearchVLSFTDataModule(two_sources, tiny_processor(), **settings)
+
+    def run(max_steps: int, *callbacks: ModelCheckpoint) -> L.Trainer:
+        return cpu_ranks.trainer("ddp", max_steps, *callbacks, enable_checkpointing=bool(callbacks))
+
+    def work() -> dict[str, Any]:
+        data = make()
+        whole = fit(data, run(24)).trained
+        epochs = [data.epoch_of(number) for number in range(24)]
+        # in the middle of the first epoch, and of the one after it
+        steps = [2, epochs.index(1) + 2]
+        fit(make(num_workers=2), run(steps[1], checkpoints(tmp_path / "saved", every_n_train_steps=1)))
+        resumed = {
+            step: fit(make(num_workers=2), run(24), ckpt_path=tmp_path / "saved" / f"{step}.ckpt").trained
+            for step in steps
+        }
+        return {"whole": whole, "epochs": epochs, "resumed": resumed}
+
+    ranks = cpu_ranks.on_ranks(work, tmp_path / "ranks")
+    assert ranks[0]["epochs"] == ranks[1]["epochs"]
+    assert {0, 1, 2} <= set(ranks[0]["epochs"])
+    assert all(one != two for one, two in zip(ranks[0]["whole"], ranks[1]["whole"], strict=True))
+    for rank in ranks:
+        assert len(rank["whole"]) == 24
+        assert len(rank["resumed"]) == 2
+        for step, trained in rank["resumed"].items():
+            assert trained == rank["whole"][step:], step
 
 
 class Ordered(ResumableDataModule):
