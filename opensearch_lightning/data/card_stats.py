@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opensearch_lightning.chat import parse_action
-from opensearch_lightning.data.sharegpt import SFTRow
+from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.errors import DataError
 from opensearch_lightning.pictures import open_picture
 from opensearch_lightning.types import Task
@@ -56,7 +56,10 @@ class CorpusStats:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; :meth:`merge` reads it."""
-        return {name: list(value) if isinstance(value, array) else value for name, value in vars(self).items()}
+        return {
+            name: list(value) if isinstance(value, array) else dict(value) if isinstance(value, Counter) else value
+            for name, value in vars(self).items()
+        }
 
     def merge(self, other: Mapping[str, Any]) -> None:
         """Add what :meth:`to_json` of another gave."""

@@ -146,8 +146,9 @@ _Write = Callable[[Block], "Future[WrittenBlock]"]
 @contextmanager
 def _writer(job: ShardJob, processor: Any) -> Iterator[_Write]:
     """What writes a block, here or in another process."""
+    images = [source.images for source in job.sources]
     if job.workers == 0:
-        here = BlockWriter(job.settings, processor)
+        here = BlockWriter(job.settings, images, processor)
 
         def write(block: Block) -> "Future[WrittenBlock]":
             future: Future[WrittenBlock] = Future()
@@ -161,7 +162,7 @@ def _writer(job: ShardJob, processor: Any) -> Iterator[_Write]:
     with_processor = _PRELOADED_WITH_PROCESSOR if job.settings.processor is not None else []
     context.set_forkserver_preload(_PRELOADED + with_processor)
     stop = context.Event()
-    pool = ProcessPoolExecutor(job.workers, context, start_process, (job.settings, stop))
+    pool = ProcessPoolExecutor(job.workers, context, start_process, (job.settings, images, stop))
     try:
         yield lambda block: pool.submit(write_block, block)
     except BaseException:

@@ -7,7 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from opensearch_lightning.data.sources import ImageStore, Source
+from opensearch_lightning.data.sources import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,6 @@ class Block:
         rows: number of records.
         records: file of pickled pairs of a name and a record, one behind the other; none is there for a block that
             nobody wanted.
-        images: where its images are found.
         duplicates: places in the block of records to leave out, for they repeat earlier ones.
         new_ids: ids in place of ones that other records have, by place in the block.
     """
@@ -29,7 +28,6 @@ class Block:
     source: int
     rows: int
     records: Path
-    images: ImageStore
     duplicates: frozenset[int] = frozenset()
     new_ids: Mapping[int, str] = field(default_factory=dict)
 
@@ -58,7 +56,7 @@ def cut_blocks(
                 # the number goes to the next source's first block
                 numbers = count(number)
                 break
-            yield Block(number=number, source=place, rows=taken, records=path, images=source.images)
+            yield Block(number=number, source=place, rows=taken, records=path)
 
 
 def read_block(path: Path) -> Iterator[tuple[str, Any]]:

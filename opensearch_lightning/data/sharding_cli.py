@@ -24,8 +24,18 @@ _POLICY_SPEAKERS = ("gpt", "assistant")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="SRC… OUT", help="record files or folders of them; then the folder to make")
-    add("--kind", choices=[str(kind) for kind in ShardKind], help="what the records are (told by the first of each source)")
+    add(
+        "paths",
+        nargs="+",
+        type=Path,
+        metavar="SRC… OUT",
+        help="record files or folders of them; then the folder to make",
+    )
+    add(
+        "--kind",
+        choices=[str(kind) for kind in ShardKind],
+        help="what the records are (told by the first of each source)",
+    )
     add("--images", type=Path, help="folder or zip file of the images (looked for beside the records)")
     add("--allow-urls", action="store_true", help="fetch images that records give by URL")
     add("--processor", type=Path, help="folder of a policy: count each row's tokens, for training to start at once")
@@ -36,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes; 0: none besides this (one a core)")
     add("--chunk-mb", type=int, default=64, help="size of a file of rows (64)")
     add("--rows-per-block", type=int, default=256, help="most rows of a piece of work, and of a file (256)")
-    add("--fresh", action="store_true", help="begin anew; shards that are there are replaced once the new ones are whole")
+    add(
+        "--fresh",
+        action="store_true",
+        help="begin anew; shards that are there are replaced once the new ones are whole",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

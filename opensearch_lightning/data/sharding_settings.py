@@ -93,5 +93,8 @@ def differences(before: Any, now: Any, name: str = "") -> list[str]:
         return found
     if before == now:
         return []
-    return [f"{name}: {before!r:.60}, now {now!r:.60}" if before is not None and now is not None else
-            f"{name}: {'new' if before is None else 'gone'}"]
+    return [
+        f"{name}: {before!r:.60}, now {now!r:.60}"
+        if before is not None and now is not None
+        else f"{name}: {'new' if before is None else 'gone'}"
+    ]

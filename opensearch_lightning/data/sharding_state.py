@@ -41,7 +41,9 @@ class PartialShards:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._lock.close()
-            raise ConfigurationError(f"another process writes {out} at this moment; let it finish, or end it") from error
+            raise ConfigurationError(
+                f"another process writes {out} at this moment; let it finish, or end it"
+            ) from error
         try:
             self._open(job, fresh)
         except BaseException:
