@@ -47,7 +47,9 @@ def read_records(path: Path | str) -> Iterator[tuple[str, Any]]:
     path = Path(path)
     suffix = record_suffix(path)
     if suffix is None:
-        raise DataError(f"{path} is no file of records; give one of {', '.join(SUFFIXES)}, the first three also as .gz.")
+        raise DataError(
+            f"{path} is no file of records; give one of {', '.join(SUFFIXES)}, the first three also as .gz."
+        )
     check_pointer(path)
     for index, record in enumerate(_parquet_rows(path) if suffix == ".parquet" else _json_rows(path, suffix)):
         yield f"{path.name}[{index}]", record
@@ -111,19 +113,20 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[Any]:
 
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     stream = JSONStream(file)
-    index = 0
+    count = 0
     try:
-        for index, record in enumerate(_list_of(stream, path), start=1):
+        for record in _list_of(stream, path):
             yield record
+            count += 1
         if stream.peek():
             raise ValueError(f"there is more behind the end of the list, at character {stream.position}")
     except DataError:
         raise
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 behind record {index}: {error}; write it as UTF-8.") from error
+        raise DataError(f"{path} is no UTF-8 behind {count} records: {error}; write it as UTF-8.") from error
     except ValueError as error:
         raise DataError(
-            f"{path} is broken or cut short behind record {index}: {error}; fetch or write it anew."
+            f"{path} is broken or cut short behind {count} records: {error}; fetch or write it anew."
         ) from error
 
 
@@ -164,5 +167,5 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
                     index += 1
     except (ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read as Parquet behind row {index} ({one_line(error)[:200]}); fetch or write it anew."
+            f"{path} cannot be read as Parquet behind {index} rows ({one_line(error)[:200]}); fetch or write it anew."
         ) from error
