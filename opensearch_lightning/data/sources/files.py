@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import pyarrow.parquet
-from pyarrow import ArrowException
-
 from opensearch_lightning.data.sources.json_stream import JSONStream
 from opensearch_lightning.errors import DataError, one_line
 
@@ -157,6 +154,8 @@ def _list_of(stream: JSONStream, path: Path) -> Iterator[Any]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
+    import pyarrow.parquet
+
     index = 0
     try:
         # Without a buffer size, whole columns of a row group are read: all images of it at once.
@@ -165,7 +164,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
                 for record in batch.to_pylist():
                     yield record
                     index += 1
-    except (ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read as Parquet behind {index} rows ({one_line(error)[:200]}); fetch or write it anew."
         ) from error
