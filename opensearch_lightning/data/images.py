@@ -12,7 +12,10 @@ from PIL import Image
 
 from opensearch_lightning.data.drops import DropReason, UnusableRow
 from opensearch_lightning.errors import DataError, one_line
-from opensearch_lightning.pictures import as_rgb, png_bytes, read_picture
+from opensearch_lightning.pictures import as_rgb, open_picture, png_bytes, read_picture
+
+# Vision processors refuse images longer than 200 times their width, and rounding their sides brings some nearer to it.
+MAX_ASPECT = 100
 
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _KEYS = ("bytes", "path", "url")
@@ -36,7 +39,9 @@ def load_image(source: Any, root: Path | None) -> bytes:
     if isinstance(held, bytes):
         return checked_image(held)
     if root is None:
-        raise UnusableRow(DropReason.MISSING_IMAGE, f"image {held!r:.200} is a path; say which folder holds the images.")
+        raise UnusableRow(
+            DropReason.MISSING_IMAGE, f"image {held!r:.200} is a path; say which folder holds the images."
+        )
     return checked_image(read_below(root, held), held)
 
 
@@ -79,6 +84,21 @@ def checked_image(encoded: bytes, named: str | None = None) -> bytes:
     except DataError as error:
         name = "an image" if named is None else f"image {named!r:.200}"
         raise UnusableRow(DropReason.BROKEN_IMAGE, f"{name} cannot be decoded: {error}.") from error
+    return encoded
+
+
+def checked_shape(encoded: bytes) -> bytes:
+    """``encoded`` itself, if its longer side is at most 100 times the other: vision processors refuse what is longer.
+
+    Raises:
+        UnusableRow: it is not.
+    """
+    width, height = open_picture(encoded).size
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        raise UnusableRow(
+            DropReason.BROKEN_IMAGE,
+            f"an image of {width}x{height} pixels is more than {MAX_ASPECT} times longer than wide; cut or pad it.",
+        )
     return encoded
 
 

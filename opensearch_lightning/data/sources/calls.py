@@ -48,7 +48,7 @@ def called_text(turn: Mapping[str, Any], text: str) -> str:
 
 
 def call_turn(value: Any) -> str:
-    """Text of a ``function_call`` turn, whose value is a call or a list of calls as JSON, behind an optional think block.
+    """Text of a ``function_call`` turn: its value is a call or a list of calls as JSON, behind a think block or none.
 
     Raises:
         UnusableRow: it is none.
@@ -89,7 +89,9 @@ def _written(call: Any) -> str:
     elif arguments is None:
         arguments = {}
     if not isinstance(arguments, Mapping):
-        raise UnusableRow(DropReason.BAD_CALL, f"the arguments of {call['name']} are an object, got {shown(arguments)}.")
+        raise UnusableRow(
+            DropReason.BAD_CALL, f"the arguments of {call['name']} are an object, got {shown(arguments)}."
+        )
     try:
         return format_action(None, call=(call["name"], arguments))
     except RenderError as error:

@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import pyarrow.parquet
-from pyarrow import ArrowException
-
 from opensearch_lightning.data.sources.json_stream import JSONStream
 from opensearch_lightning.errors import DataError, one_line
 
@@ -47,7 +44,9 @@ def read_records(path: Path | str) -> Iterator[tuple[str, Any]]:
     path = Path(path)
     suffix = record_suffix(path)
     if suffix is None:
-        raise DataError(f"{path} is no file of records; give one of {', '.join(SUFFIXES)}, the first three also as .gz.")
+        raise DataError(
+            f"{path} is no file of records; give one of {', '.join(SUFFIXES)}, the first three also as .gz."
+        )
     check_pointer(path)
     for index, record in enumerate(_parquet_rows(path) if suffix == ".parquet" else _json_rows(path, suffix)):
         yield f"{path.name}[{index}]", record
@@ -111,19 +110,20 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[Any]:
 
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
     stream = JSONStream(file)
-    index = 0
+    count = 0
     try:
-        for index, record in enumerate(_list_of(stream, path), start=1):
+        for record in _list_of(stream, path):
             yield record
+            count += 1
         if stream.peek():
             raise ValueError(f"there is more behind the end of the list, at character {stream.position}")
     except DataError:
         raise
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 behind record {index}: {error}; write it as UTF-8.") from error
+        raise DataError(f"{path} is no UTF-8 behind {count} records: {error}; write it as UTF-8.") from error
     except ValueError as error:
         raise DataError(
-            f"{path} is broken or cut short behind record {index}: {error}; fetch or write it anew."
+            f"{path} is broken or cut short behind {count} records: {error}; fetch or write it anew."
         ) from error
 
 
@@ -154,6 +154,8 @@ def _list_of(stream: JSONStream, path: Path) -> Iterator[Any]:
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
+    import pyarrow.parquet
+
     index = 0
     try:
         # Without a buffer size, whole columns of a row group are read: all images of it at once.
@@ -162,7 +164,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
                 for record in batch.to_pylist():
                     yield record
                     index += 1
-    except (ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read as Parquet behind row {index} ({one_line(error)[:200]}); fetch or write it anew."
+            f"{path} cannot be read as Parquet behind {index} rows ({one_line(error)[:200]}); fetch or write it anew."
         ) from error

@@ -13,6 +13,8 @@ from opensearch_lightning.data.sources.files import check_pointer
 from opensearch_lightning.errors import DataError, one_line
 from opensearch_lightning.pictures import MAX_BYTES
 
+_SAYS_UTF8 = 0x800
+
 
 class ImagePlace(Protocol):
     """Where images stand under names of the form ``a/b.png``."""
@@ -73,7 +75,7 @@ class ImageArchive:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened: tuple[int, zipfile.ZipFile] | None = None
+        self._opened: tuple[int, zipfile.ZipFile, dict[str, zipfile.ZipInfo]] | None = None
         check_pointer(path)
         if not zipfile.is_zipfile(path):
             raise DataError(f"{path} is no zip file or is cut short; fetch it anew.")
@@ -83,11 +85,11 @@ class ImageArchive:
 
     def names(self) -> Iterable[str]:
         """All names that stay below a root."""
-        return (name for name in self._zip().namelist() if _is_image_name(name))
+        return iter(self._open()[1])
 
     def holds(self, name: str) -> bool:
         """Whether there is an entry of exactly this name."""
-        return name in self._zip().NameToInfo and _is_image_name(name)
+        return name in self._open()[1]
 
     def read(self, name: str) -> bytes:
         """The entry of this name, unpacked in memory.
@@ -95,15 +97,14 @@ class ImageArchive:
         Raises:
             UnusableRow: it is missing, too large, broken, or packed in a way that is not read.
         """
-        archive = self._zip()
+        archive, entries = self._open()
+        entry = entries.get(name)
+        if entry is None:
+            raise UnusableRow(DropReason.MISSING_IMAGE, f"{name!r:.200} is not in {self.path}.")
+        if entry.file_size > MAX_BYTES:
+            raise UnusableRow(DropReason.BROKEN_IMAGE, f"{name!r:.200} in {self.path} has more than {MAX_BYTES} bytes.")
         try:
-            if archive.getinfo(name).file_size > MAX_BYTES:
-                raise UnusableRow(
-                    DropReason.BROKEN_IMAGE, f"{name!r:.200} in {self.path} has more than {MAX_BYTES} bytes."
-                )
-            return archive.read(name)
-        except KeyError as error:
-            raise UnusableRow(DropReason.MISSING_IMAGE, f"{name!r:.200} is not in {self.path}.") from error
+            return archive.read(entry)
         # Also: an entry with a password, or of a method that this Python cannot unpack.
         except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             reason = one_line(error)[:200]
@@ -111,14 +112,18 @@ class ImageArchive:
                 DropReason.BROKEN_IMAGE, f"{name!r:.200} in {self.path} cannot be unpacked: {reason}."
             ) from error
 
-    def _zip(self) -> zipfile.ZipFile:
+    def _open(self) -> tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]:
         process = os.getpid()
         if self._opened is None or self._opened[0] != process:
             try:
-                self._opened = process, zipfile.ZipFile(self.path)
+                archive = zipfile.ZipFile(self.path)
             except (OSError, ValueError, zipfile.BadZipFile) as error:
-                raise DataError(f"{self.path} cannot be read as a zip file: {one_line(error)}; fetch it anew.") from error
-        return self._opened[1]
+                raise DataError(
+                    f"{self.path} cannot be read as a zip file: {one_line(error)}; fetch it anew."
+                ) from error
+            entries = {name: entry for entry in archive.infolist() if _is_image_name(name := _name(entry))}
+            self._opened = process, archive, entries
+        return self._opened[1:]
 
 
 def image_place(path: Path) -> ImagePlace:
@@ -132,6 +137,16 @@ def image_place(path: Path) -> ImagePlace:
     if not path.exists():
         raise DataError(f"there are no images at {path}; give a folder or a zip file.")
     return ImageArchive(path)
+
+
+def _name(entry: zipfile.ZipInfo) -> str:
+    """Name of an entry; many tools write UTF-8 and do not say so."""
+    if entry.flag_bits & _SAYS_UTF8 or entry.filename.isascii():
+        return entry.filename
+    try:
+        return entry.filename.encode("cp437").decode()
+    except UnicodeError:
+        return entry.filename
 
 
 def _is_image_name(name: str) -> bool:

@@ -72,7 +72,8 @@ class ImageStore:
     def _read(self, name: str) -> bytes:
         if not self._places:
             raise UnusableRow(
-                DropReason.MISSING_IMAGE, f"image {name!r:.200} is a path; say which folder or zip file holds the images."
+                DropReason.MISSING_IMAGE,
+                f"image {name!r:.200} is a path; say which folder or zip file holds the images.",
             )
         steps = _steps(name)
         exact = "/".join(steps)
@@ -90,7 +91,8 @@ class ImageStore:
     def _alike(self, steps: list[str], collapse: Callable[[list[str]], list[str]]) -> list[_Found]:
         """Of the images whose path ends as ``steps`` does, or the other way round, those that agree longest."""
         wanted = collapse(steps)
-        longest, found = 0, []
+        longest = 0
+        found: list[_Found] = []
         for place, name in self._index().get(steps[-1], ()):
             held = collapse(name.split("/"))
             agree = min(len(held), len(wanted))
@@ -145,8 +147,9 @@ def _only(name: str, found: list[_Found]) -> bytes:
     contents: Iterator[bytes] = (place.read(at) for place, at in found[:_COMPARED])
     first = next(contents)
     if len(found) > _COMPARED or any(content != first for content in contents):
-        named = ", ".join(f"{at} in {place.path}" for place, at in found[:_COMPARED])
+        named = ", ".join(f"{at!r} in {place.path}" for place, at in found[:_COMPARED])
         raise UnusableRow(
-            DropReason.AMBIGUOUS_IMAGE, f"image {name!r:.200} may be any of {len(found)}: {named}; give more of its path."
+            DropReason.AMBIGUOUS_IMAGE,
+            f"image {name!r:.200} may be any of {len(found)}: {named}; give more of its path.",
         )
     return first

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from opensearch_lightning.data.drops import DropReason, UnusableRow
-from opensearch_lightning.data.sft_row import PLACEHOLDER, SFTRow
+from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.sources.calls import call_turn, called_text, has_calls
 from opensearch_lightning.data.sources.content import NEXT, Content, Slot, read_content
 from opensearch_lightning.data.sources.image_store import ImageStore
