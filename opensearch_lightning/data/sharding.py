@@ -134,10 +134,9 @@ def _write_blocks(job: ShardJob, processor: Any, partial: PartialShards) -> None
 
 
 def _cut(job: ShardJob, partial: PartialShards, *, wanted: Callable[[int], bool]) -> Iterator[Block]:
-    settings = job.settings
-    return cut_blocks(
-        job.sources, partial.work, rows=settings.rows_per_block, weight=settings.chunk_bytes, wanted=wanted
-    )
+    # Less than a chunk file: records that hold their images would end each block with a file of one row.
+    weight = job.settings.chunk_bytes * 9 // 10
+    return cut_blocks(job.sources, partial.work, rows=job.settings.rows_per_block, weight=weight, wanted=wanted)
 
 
 _Write = Callable[[Block], "Future[WrittenBlock]"]

@@ -85,16 +85,23 @@ def processor_digest(processor: Any) -> str:
 
 
 def differences(before: Any, now: Any, name: str = "") -> list[str]:
-    """What differs between two JSON values, in words: ``name: before, now after``; mappings are gone into."""
+    """What differs between two JSON values, in words; objects, and lists of objects with a ``name``, are gone into."""
+    before, now = _by_name(before), _by_name(now)
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         found = []
-        for key in sorted({*before, *now}, key=str):
+        for key in sorted({*before, *now}):
             found += differences(before.get(key), now.get(key), f"{name} {key}".strip())
         return found
     if before == now:
         return []
-    return [
-        f"{name}: {before!r:.60}, now {now!r:.60}"
-        if before is not None and now is not None
-        else f"{name}: {'new' if before is None else 'gone'}"
-    ]
+    return [f"{name}: {_shown(before)}, now {_shown(now)}"]
+
+
+def _by_name(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) and "name" in part for part in value):
+        return {part["name"]: {key: inner for key, inner in part.items() if key != "name"} for part in value}
+    return value
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else f"{value!r:.40}"

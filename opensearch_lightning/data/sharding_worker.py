@@ -1,6 +1,5 @@
 """One block of records as chunk files: what a process of a sharding job does."""
 
-import hashlib
 import json
 import logging
 import multiprocessing
@@ -24,6 +23,7 @@ from opensearch_lightning.data.sharding_blocks import Block, read_block
 from opensearch_lightning.data.sharding_settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import ImageStore, parse_rl, parse_sft
+from opensearch_lightning.data.sources.duplicates import content_digest
 from opensearch_lightning.errors import DataError, RenderError
 
 _log = logging.getLogger(__name__)
@@ -141,8 +141,7 @@ class BlockWriter:
             json.dumps(record[0], ensure_ascii=False, allow_nan=False).encode()
         except (DataError, TypeError, ValueError, RecursionError) as error:
             raise UnusableRow(DropReason.BAD_RECORD, str(error)) from error
-        asked = [task.question, *(hashlib.sha256(image).hexdigest() for image in task.images)]
-        found.tasks.append((place, hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32], task.id))
+        found.tasks.append((place, content_digest(task.question, *task.images).hex(), task.id))
         found.stats.add_task(task)
         return record
 

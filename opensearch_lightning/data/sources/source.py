@@ -1,7 +1,9 @@
 """One data source on disk: its record files, and where its images are."""
 
 import hashlib
+import json
 import re
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,15 +52,15 @@ class Source:
             yield from read_records(file)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the content, as JSON: SHA-256 of the record files; name, size, time of the image archives.
+        """What identifies the content, as JSON: SHA-256 of the record files and of the image archives' directories.
 
-        The archives' contents are not read: they are too large to be hashed at each start. Of a folder of images only
-        the name is told.
+        A directory has the checksum of each image; the archives themselves are too large to be read at each start. Of
+        a folder of images only the name is told.
         """
         archives = [path for path in self.images.paths if path.is_file()]
         return {
             "records": [{**_named(file), "sha256": _sha256(file)} for file in self.files],
-            "archives": [{**_named(file), "mtime_ns": file.stat().st_mtime_ns} for file in archives],
+            "archives": [{**_named(file), "entries": _entries(file)} for file in archives],
             "folders": [path.name for path in self.images.paths if path.is_dir()],
         }
 
@@ -144,6 +146,12 @@ def _listed(paths: Sequence[Path]) -> str:
 
 def _named(file: Path) -> dict[str, Any]:
     return {"name": file.name, "size": file.stat().st_size}
+
+
+def _entries(archive: Path) -> str:
+    with zipfile.ZipFile(archive) as opened:
+        entries = [[entry.filename, entry.file_size, entry.CRC] for entry in opened.infolist()]
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
 
 def _sha256(file: Path) -> str:
