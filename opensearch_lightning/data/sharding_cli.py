@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from opensearch_lightning.data.sharding import ShardJob, shard
 from opensearch_lightning.data.sharding_settings import ShardSettings
+from opensearch_lightning.data.sharding_state import finished_blocks
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import Source, open_source
 from opensearch_lightning.errors import ConfigurationError, DataError
@@ -66,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
     check_folder("the folder to make", out)
     sources = [open_source(path, images=args.images, allow_urls=args.allow_urls) for path in paths]
     kind = ShardKind(args.kind) if args.kind else guess_kind(sources)
-    with tqdm(unit=" rows", file=sys.stderr, dynamic_ncols=True, disable=None) as bar:
+    # a file that takes the output gets a line's worth now and then, a terminal sees it move
+    interval = 0.1 if sys.stderr.isatty() else 30.0
+    with tqdm(unit=" rows", file=sys.stderr, dynamic_ncols=True, mininterval=interval) as bar:
         job = ShardJob(
             sources=sources,
             out=out,
@@ -80,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
             report = shard(job)
         except KeyboardInterrupt:
             bar.close()
-            print(f"{bar.n} rows are done and kept; run the same command again to go on", file=sys.stderr)
+            kept = sum(finished_blocks(out).values())
+            print(f"{kept} rows are done and kept; run the same command again to go on", file=sys.stderr)
             raise
     if report is None:
         print(f"{out} is up to date: made from the same records with the same settings")

@@ -34,7 +34,7 @@ class PartialShards:
 
     def __init__(self, out: Path, job: Mapping[str, Any], *, fresh: bool) -> None:
         self._out = out
-        self.folder = out.with_name(f".{out.name}.partial")
+        self.folder = partial_folder(out)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = (self.folder / "lock").open("w")
         try:
@@ -71,7 +71,7 @@ class PartialShards:
 
     def finished(self) -> dict[int, int]:
         """Records of each finished block, by its number."""
-        return {block.number: block.rows for block in self.blocks()}
+        return finished_blocks(self._out)
 
     def blocks(self) -> Iterator[WrittenBlock]:
         """Finished blocks in their order."""
@@ -148,6 +148,18 @@ class PartialShards:
 
     def _entry(self, number: int) -> Path:
         return self.folder / "blocks" / f"{number:06d}.json"
+
+
+def partial_folder(out: Path) -> Path:
+    """Where unfinished work lies."""
+    return out.with_name(f".{out.name}.partial")
+
+
+def finished_blocks(out: Path) -> dict[int, int]:
+    """Records of each finished block of unfinished work, by the block's number."""
+    entries = sorted((partial_folder(out) / "blocks").glob("*.json"))
+    blocks = (json.loads(path.read_text()) for path in entries)
+    return {block["number"]: block["rows"] for block in blocks}
 
 
 def check_complete(out: Path, job: Mapping[str, Any], read_meta: Mapping[str, Any]) -> None:
