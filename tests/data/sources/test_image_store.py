@@ -179,7 +179,14 @@ def test_entries_and_links_that_lead_out_are_not_read(tmp_path: Path) -> None:
     (root / "up").symlink_to(tmp_path, target_is_directory=True)
     evil = archive(tmp_path / "evil.zip", **{"../secret.png": ENCODED, "/abs/hidden.png": ENCODED})
     store = ImageStore([root, evil])
-    for path in ("link.png", "up/secret.png", "secret.png", "../secret.png", str(tmp_path / "secret.png"), "hidden.png"):
+    for path in (
+        "link.png",
+        "up/secret.png",
+        "secret.png",
+        "../secret.png",
+        str(tmp_path / "secret.png"),
+        "hidden.png",
+    ):
         assert refusal(store, path)[0] is DropReason.MISSING_IMAGE
 
 
