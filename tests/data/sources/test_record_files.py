@@ -161,7 +161,8 @@ def test_large_files_are_streamed(tmp_path: Path) -> None:
         file.writelines([", " + json.dumps(row)] * (n_rows - 1))
         file.write("]")
     blobs = pa.table({"image": [index.to_bytes(4, "big") * 12_500 for index in range(1_000)]})
-    pq.write_table(blobs, tmp_path / "large.parquet", row_group_size=1_000, compression="none", use_dictionary=False)
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_batch_size": 8}
+    pq.write_table(blobs, tmp_path / "large.parquet", row_group_size=1_000, **options)
     del blobs
     assert all((tmp_path / f"large.{suffix}").stat().st_size > 50e6 for suffix in ("json", "parquet"))
     tracemalloc.start()
