@@ -13,6 +13,7 @@ from opensearch_lightning.errors import DataError, one_line
 LINES = (".jsonl", ".ndjson")
 SUFFIXES = (".json", *LINES, ".parquet")
 _LFS = b"version https://git-lfs"
+_MARK = b"\xef\xbb\xbf"
 _ROWS_KEY = "data"
 _LONGEST_FIRST_LINE = 64 * 2**20
 _ROWS_AT_ONCE = 16
@@ -84,6 +85,11 @@ def _opened(path: Path) -> BinaryIO:
 
 def _has_lines(file: BinaryIO) -> bool:
     """Whether a file called JSON holds JSON Lines: an object on its first line, and more behind it."""
+    # A list is often one line of gigabytes.
+    begins = file.read(2**12).removeprefix(_MARK).lstrip()[:1]
+    file.seek(0)
+    if begins != b"{":
+        return False
     first = file.readline(_LONGEST_FIRST_LINE)
     has_more = bool(file.read(2**16).strip())
     file.seek(0)
@@ -96,7 +102,7 @@ def _has_lines(file: BinaryIO) -> bool:
 def _lines(file: BinaryIO, path: Path) -> Iterator[Any]:
     for number, line in enumerate(file, start=1):
         if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(_MARK)
         if not line.strip():
             continue
         try:
@@ -158,7 +164,7 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
 
     index = 0
     try:
-        # Without a buffer size, whole columns of a row group are read: all images of it at once.
+        # Only with both settings is a column read page by page; else all images of a row group are held at once.
         with pyarrow.parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                 for record in batch.to_pylist():

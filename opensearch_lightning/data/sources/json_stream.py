@@ -13,6 +13,7 @@ _READ = 2**20
 _SPACE = " \t\n\r"
 # The longest token that may stand unfinished at the end of what was read: half a surrogate pair's two escapes.
 _TOKEN = 16
+_MORE_OF_A_NUMBER = ("", *".eE")
 _DECODER = json.JSONDecoder()
 
 
@@ -77,7 +78,8 @@ class JSONStream:
                 raise ValueError(f"a value at character {self.position} is nested too deep") from error
             else:
                 # A number may go on in what was not read yet.
-                if end < len(self._text) or self._ended:
+                is_open = isinstance(value, int | float) and self._text[end : end + 1] in _MORE_OF_A_NUMBER
+                if not is_open or self._ended:
                     self._at = end
                     return value
             self._read_on()

@@ -12,7 +12,7 @@ _BRACE = re.compile(rf"(?P<box>{_BOXED.pattern})|\\.|[{{}}]", re.DOTALL)
 _TAGGED = re.compile(r"<(answer|response)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _WORDS = r"(?:(?:final|short|correct)\s+)?answer|最终答案|答案"
 # A line such as "**Final answer:** Lyon", "### Answer: Lyon" or "Answer: **Lyon**".
-_LINE = re.compile(rf"^[ \t>#*_-]*(?:{_WORDS})[ \t*_]*[:：][ \t*_]*(?P<answer>[^\n]*)$", re.IGNORECASE | re.MULTILINE)
+_LINE = re.compile(rf"^[ \t>#*_-]*(?:{_WORDS})[ \t*_]*[:：](?P<answer>[^\n]*)$", re.IGNORECASE | re.MULTILINE)
 # A heading of its own, with the answer below it.
 _HEADING = re.compile(
     rf"^[ \t]*(?:#+[ \t]*(?:\*\*)?|\*\*)(?:{_WORDS})[ \t:：*_]*\n\s*(?P<answer>[^\n]+)$", re.IGNORECASE | re.MULTILINE
@@ -20,6 +20,7 @@ _HEADING = re.compile(
 _TEX_TEXT = re.compile(r"\\(?:f?boxed|text|textbf|textit|textrm|texttt|mathrm|mathbf|mathit|emph|mbox)\s*\{([^{}]*)\}")
 _TEX_SPACE = re.compile(r"\\(?:[,;:! ]|quad\b|qquad\b)|(?<!\\)~")
 _TEX_ESCAPE = re.compile(r"\\([%$&_#{}])")
+_BOLD = "**"
 _REPORT = re.compile(r"\n|^#+ ", re.MULTILINE)
 
 
@@ -70,7 +71,10 @@ def _plain(marked: str) -> str:
     while text != before:
         before, text = text, _TEX_TEXT.sub(r"\1", text)
     text = _TEX_ESCAPE.sub(r"\1", _TEX_SPACE.sub(" ", _unwrapped(text.strip(), "$")))
-    for mark in ("**", "__", "*", "`"):
+    # One half of what stands around "**Answer:** Lyon" or "**Answer: Lyon**".
+    if text.count(_BOLD) % 2:
+        text = text.strip().removeprefix(_BOLD).removesuffix(_BOLD)
+    for mark in (_BOLD, "__", "*", "`"):
         text = _unwrapped(text.strip(), mark)
     return " ".join(text.split())
 

@@ -1,7 +1,6 @@
 import base64
 import io
 import multiprocessing
-import os
 import pickle
 import zipfile
 from functools import partial
@@ -15,6 +14,7 @@ import pytest
 from PIL import Image
 
 from opensearch_lightning.data import DropReason, ImageStore, UnusableRow
+from opensearch_lightning.data.sources.image_places import ImageArchive
 from opensearch_lightning.data.sources.remote import fetch_image
 from opensearch_lightning.errors import DataError
 from tests.data.rows import picture
@@ -118,6 +118,7 @@ def test_what_is_no_image_is_refused_with_the_reason(value: Any, reason: DropRea
         (["images/1.png", "images/images/1.png"], "images/1.png", 1),
         (["images/images/1.png", "images/1.png"], "images/1.png", 2),
         (["1.png", "images/1.png"], "fvqa/images/1.png", 2),
+        (["images/1.png", "1.png"], "fvqa/images/1.png", 1),
         (["other/1.png", "a/images/1.png"], "images/1.png", 2),
         (["__MACOSX/images/._1.png", "images/1.png"], "1.png", 2),
         (["图/一.png"], "wiki_zh/图/一.png", 1),
@@ -179,7 +180,14 @@ def test_entries_and_links_that_lead_out_are_not_read(tmp_path: Path) -> None:
     (root / "up").symlink_to(tmp_path, target_is_directory=True)
     evil = archive(tmp_path / "evil.zip", **{"../secret.png": ENCODED, "/abs/hidden.png": ENCODED})
     store = ImageStore([root, evil])
-    for path in ("link.png", "up/secret.png", "secret.png", "../secret.png", str(tmp_path / "secret.png"), "hidden.png"):
+    for path in (
+        "link.png",
+        "up/secret.png",
+        "secret.png",
+        "../secret.png",
+        str(tmp_path / "secret.png"),
+        "hidden.png",
+    ):
         assert refusal(store, path)[0] is DropReason.MISSING_IMAGE
 
 
@@ -206,25 +214,30 @@ def test_an_entry_that_unpacks_to_too_much_is_refused_before(tmp_path: Path, mon
     assert reason is DropReason.BROKEN_IMAGE and "more than" in message
 
 
-def read_all(store: ImageStore, n: int, results: Any) -> None:
-    results.put((os.getpid(), all(store.load(f"{i}.png") == picture(i, side=64) for i in range(n) for _ in range(20))))
+def handle(store: ImageStore) -> int:
+    (place,) = store._places
+    assert isinstance(place, ImageArchive)
+    return place._open()[0].fp.fileno()
+
+
+def read_in_child(store: ImageStore, results: Any) -> None:
+    results.put((handle(store), [store.load(f"{i}.png") == picture(i) for i in range(20)]))
 
 
 def test_a_store_works_behind_forks_and_pickling(tmp_path: Path) -> None:
-    contents = {f"images/images/{i}.png": picture(i, side=64) for i in range(20)}
-    store = ImageStore([archive(tmp_path / "images.zip", **contents)])
-    assert store.load("1.png") == picture(1, side=64)
+    store = ImageStore([archive(tmp_path / "images.zip", **{f"images/images/{i}.png": picture(i) for i in range(20)})])
+    assert store.load("1.png") == picture(1)
     fork = multiprocessing.get_context("fork")
     results = fork.SimpleQueue()
-    children = [fork.Process(target=read_all, args=(store, 20, results)) for _ in range(3)]
-    for child in children:
-        child.start()
-    assert all(store.load(f"{i}.png") == picture(i, side=64) for i in range(20) for _ in range(20))
-    for child in children:
-        child.join()
-    assert [results.get()[1] for _ in children] == [True] * 3
+    child = fork.Process(target=read_in_child, args=(store, results))
+    child.start()
+    child_handle, are_right = results.get()
+    child.join()
+    assert are_right == [True] * 20
+    # The parent's is open in the child as well: another number is another file with its own position.
+    assert child_handle != handle(store)
     copy = pickle.loads(pickle.dumps(store))
-    assert copy.load("2.png") == picture(2, side=64)
+    assert copy.load("2.png") == picture(2)
 
 
 class Server(BaseHTTPRequestHandler):
