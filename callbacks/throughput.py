@@ -95,7 +95,8 @@ class ThroughputLogging(L.Callback):
         self._ended_s = time.perf_counter()
         self._window.stepped_s += self._ended_s - self._started_s
         self._window.count(batch)
-        every = self.every_n_steps or trainer.log_every_n_steps
+        own: Any = trainer
+        every = self.every_n_steps or own.log_every_n_steps
         if every and (batch_idx + 1) % every == 0:
             figures = self._window.figures(trainer, self._cost)
             pl_module.log_dict(figures, on_step=True, on_epoch=False, batch_size=1)
@@ -155,9 +156,10 @@ class _Window:
             self.samples += len(one.step_ids)
             self.places.append(one.input_ids.numel())
             # a prompt that several sequences share is read once
-            packed = isinstance(one, PackedBatch)
-            lengths = torch.tensor([part.length for part in one.segments]) if packed else one.valid.sum(1)
-            self.lengths.append(lengths)
+            if isinstance(one, PackedBatch):
+                self.lengths.append(torch.tensor([part.length for part in one.segments]))
+            else:
+                self.lengths.append(one.valid.sum(1))
             self.supervised.append((one.step_ids >= 0).sum())
             if one.image_grid_thw is not None:
                 self.patches.append(one.image_grid_thw.prod(-1))

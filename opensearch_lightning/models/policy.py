@@ -7,6 +7,8 @@ positions asked for, ``H`` hidden values.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -147,34 +149,49 @@ def _hidden(model: Any, batch: ModelBatch | PackedBatch, parallel: SequenceParal
     the weights gather those of each submodule together, with or without a gradient, and one may read a packed row
     while another reads padded ones.
     """
-    packed = isinstance(batch, PackedBatch)
-    if parallel is not None and not packed:
+    segments = {}
+    if isinstance(batch, PackedBatch):
+        attend_by_segment(model)
+        segments = {"segments": batch.segments}
+    elif parallel is not None:
         raise ConfigurationError(
             "sequence parallelism splits packed rows, and this batch is padded: lay it out with chat.pack"
         )
-    if packed:
-        attend_by_segment(model)
     images, zero = _images(model, batch)
-    if parallel is not None and packed:
-        return hidden_of_stretch(model, batch, images, parallel) + zero
-    outputs = model.model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        mm_encoder_outputs=None if images is None else {"image": images},
-        use_cache=False,
-        **({"segments": batch.segments} if packed else {}),
-    )
-    hidden_RLH: Tensor = outputs.last_hidden_state + zero
+    with nullcontext() if zero is None else _added_to_embeddings(model, zero):
+        if parallel is not None and isinstance(batch, PackedBatch):
+            return hidden_of_stretch(model, batch, images, parallel)
+        hidden_RLH: Tensor = model.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            mm_encoder_outputs=None if images is None else {"image": images},
+            use_cache=False,
+            **segments,
+        ).last_hidden_state
     return hidden_RLH
 
 
-def _images(model: Any, batch: ModelBatch | PackedBatch) -> tuple[Any, Tensor | float]:
+def _images(model: Any, batch: ModelBatch | PackedBatch) -> tuple[Any, Tensor | None]:
     """Features of the images, and a zero that depends on the vision tower where there are none and it must run."""
     if batch.pixel_values is not None:
         # called apart, as the model would hand the segments to the vision tower too
-        return model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True), 0.0
+        return model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True), None
     learns = torch.is_grad_enabled() and any(weight.requires_grad for weight in model.model.visual.parameters())
-    return None, _zero_from_vision(model) if learns or is_sharded(model) else 0.0
+    return None, _zero_from_vision(model) if learns or is_sharded(model) else None
+
+
+@contextmanager
+def _added_to_embeddings(model: Any, zero: Tensor) -> Iterator[None]:
+    """Adds ``zero`` where images would be: the backward pass takes the same way through the language model."""
+
+    def add(_module: Any, _inputs: Any, embeddings: Tensor) -> Tensor:
+        return embeddings + zero.to(embeddings.dtype)
+
+    handle = model.get_input_embeddings().register_forward_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _zero_from_vision(model: Any) -> Tensor:
