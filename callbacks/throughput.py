@@ -143,6 +143,7 @@ class _Window:
     waited_s: float = 0.0
     samples: int = 0
     places: list[int] = field(default_factory=list)
+    segments: list[int] = field(default_factory=list)
     lengths: list[Tensor] = field(default_factory=list)
     supervised: list[Tensor] = field(default_factory=list)
     patches: list[Tensor] = field(default_factory=list)
@@ -157,7 +158,7 @@ class _Window:
             self.places.append(one.input_ids.numel())
             # a prompt that several sequences share is read once
             if isinstance(one, PackedBatch):
-                self.lengths.append(torch.tensor([part.length for part in one.segments]))
+                self.segments += [segment.length for segment in one.segments]
             else:
                 self.lengths.append(one.valid.sum(1))
             self.supervised.append((one.step_ids >= 0).sum())
@@ -166,7 +167,7 @@ class _Window:
 
     def figures(self, trainer: L.Trainer, cost: _Cost | None) -> dict[str, float]:
         """Of all ranks."""
-        lengths = _numbers(self.lengths)
+        lengths = self.segments + _numbers(self.lengths)
         tally = Tally()
         tally.add(tokens=sum(lengths), places=sum(self.places), passes=len(self.places), samples=self.samples)
         tally.add(stepped_s=self.stepped_s, waited_s=self.waited_s, flops=self._flops(lengths, cost))
