@@ -145,58 +145,47 @@ def policy_scores(
 def _hidden(model: Any, batch: ModelBatch | PackedBatch, parallel: SequenceParallel | None) -> Tensor:
     """Last hidden states ``[R, L, H]`` of the rows of ``batch.input_ids``, or of the own stretch of a row.
 
-    Every submodule runs, whether there are images or not, and in one order: ranks that share the weights gather those
-    of each submodule together, with or without a gradient.
+    Every submodule runs, whether there are images or not, and in one order, the vision tower first: ranks that share
+    the weights gather those of each submodule together, with or without a gradient, and one may read a packed row
+    while another reads padded ones.
     """
-    without = batch.pixel_values is None and (torch.is_grad_enabled() or is_sharded(model))
+    segments = {}
     if isinstance(batch, PackedBatch):
-        return _packed_hidden(model, batch, without, parallel)
-    if parallel is not None:
+        attend_by_segment(model)
+        segments = {"segments": batch.segments}
+    elif parallel is not None:
         raise ConfigurationError(
             "sequence parallelism splits packed rows, and this batch is padded: lay it out with chat.pack"
         )
-    with _black_image(model) if without else nullcontext():
-        hidden_BTH: Tensor = model.model(
+    images, zero = _images(model, batch)
+    with nullcontext() if zero is None else _added_to_embeddings(model, zero):
+        if parallel is not None and isinstance(batch, PackedBatch):
+            return hidden_of_stretch(model, batch, images, parallel)
+        hidden_RLH: Tensor = model.model(
             input_ids=batch.input_ids,
             position_ids=batch.position_ids,
-            pixel_values=batch.pixel_values,
-            image_grid_thw=batch.image_grid_thw,
+            mm_encoder_outputs=None if images is None else {"image": images},
             use_cache=False,
+            **segments,
         ).last_hidden_state
-    return hidden_BTH
+    return hidden_RLH
 
 
-def _packed_hidden(model: Any, batch: PackedBatch, without_images: bool, parallel: SequenceParallel | None) -> Tensor:
-    attend_by_segment(model)
-    images: Any = None
-    zero: Tensor | float = 0.0
+def _images(model: Any, batch: ModelBatch | PackedBatch) -> tuple[Any, Tensor | None]:
+    """Features of the images, and a zero that depends on the vision tower where there are none and it must run."""
     if batch.pixel_values is not None:
         # called apart, as the model would hand the segments to the vision tower too
-        images = model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True)
-    elif without_images:
-        zero = _zero_from_vision(model)
-    if parallel is not None:
-        return hidden_of_stretch(model, batch, images, parallel) + zero
-    outputs = model.model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        mm_encoder_outputs=None if images is None else {"image": images},
-        use_cache=False,
-        segments=batch.segments,
-    )
-    hidden_1NH: Tensor = outputs.last_hidden_state + zero
-    return hidden_1NH
+        return model.model.get_image_features(batch.pixel_values, batch.image_grid_thw, return_dict=True), None
+    learns = torch.is_grad_enabled() and any(weight.requires_grad for weight in model.model.visual.parameters())
+    return None, _zero_from_vision(model) if learns or is_sharded(model) else None
 
 
 @contextmanager
-def _black_image(model: Any) -> Iterator[None]:
-    """Adds the features of a black image, times 0, to the embeddings.
+def _added_to_embeddings(model: Any, zero: Tensor) -> Iterator[None]:
+    """Adds ``zero`` where images would be: the backward pass takes the same way through the language model."""
 
-    It does so at the place of the pass where images are read: ranks that share weights gather them in one order.
-    """
-
-    def add(_module: Any, _inputs: Any, embeddings_BTH: Tensor) -> Tensor:
-        return embeddings_BTH + _zero_from_vision(model).to(embeddings_BTH.dtype)
+    def add(_module: Any, _inputs: Any, embeddings: Tensor) -> Tensor:
+        return embeddings + zero.to(embeddings.dtype)
 
     handle = model.get_input_embeddings().register_forward_hook(add)
     try:
