@@ -8,7 +8,7 @@ from opensearch_lightning.algorithms.advantages import (
     group_advantages,
 )
 from opensearch_lightning.algorithms.fatal import Onset, fatal_loss_mask, find_fatal_step
-from opensearch_lightning.algorithms.logprobs import token_logprobs
+from opensearch_lightning.algorithms.logprobs import TokenScores, token_logprobs, token_scores
 from opensearch_lightning.algorithms.losses import (
     Aggregation,
     PolicyLoss,
@@ -26,6 +26,7 @@ __all__ = [
     "Mismatch",
     "Onset",
     "PolicyLoss",
+    "TokenScores",
     "aggregate",
     "clamp_bias",
     "clamp_fatal_advantages",
@@ -37,5 +38,6 @@ __all__ = [
     "mismatch",
     "policy_loss",
     "token_logprobs",
+    "token_scores",
     "truncated_importance_weights",
 ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,6 +15,21 @@ from torch.utils.checkpoint import checkpoint
 
 from opensearch_lightning.algorithms.tiled_logprobs import TiledLogprobs, TilePlan, impossible
 from opensearch_lightning.errors import ConfigurationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenScores:
+    """What the distributions at ``N`` positions say; all of one shape.
+
+    Attributes:
+        logprobs: log-probability of the target; at least float32, with gradient.
+        entropy: in nats, likewise; ``None`` where it was not asked for.
+        greedy: int64 id of the likeliest token, the lowest of equals; ``None`` where it was not asked for.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor | None
+    greedy: Tensor | None
 
 
 def token_logprobs(
@@ -28,7 +44,39 @@ def token_logprobs(
     compute_dtype: torch.dtype | None = None,
     n_chunks: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target, and entropy of each distribution, ``softmax(W·h / temperature)``.
+    """Log-probabilities and entropies (or ``None``) of :func:`token_scores`, which takes the same arguments.
+
+    Raises:
+        ConfigurationError: as :func:`token_scores`.
+    """
+    scores = token_scores(
+        hidden_NH,
+        weight_VH,
+        targets_N,
+        temperature,
+        chunk_size,
+        with_entropy=with_entropy,
+        forbidden_ids=forbidden_ids,
+        compute_dtype=compute_dtype,
+        n_chunks=n_chunks,
+    )
+    return scores.logprobs, scores.entropy
+
+
+def token_scores(
+    hidden_NH: Tensor,
+    weight_VH: Tensor | Callable[[Tensor], Tensor],
+    targets_N: Tensor,
+    temperature: float = 1.0,
+    chunk_size: int = 4096,
+    *,
+    with_entropy: bool = True,
+    with_greedy: bool = False,
+    forbidden_ids: Tensor | None = None,
+    compute_dtype: torch.dtype | None = None,
+    n_chunks: int | None = None,
+) -> TokenScores:
+    """Log-probability of each target, entropy and likeliest token of each distribution, ``softmax(W·h / temperature)``.
 
     With a matrix, logits are computed in tiles, in at least float32 and outside of autocast, and once more for the
     gradients, which are accumulated in the same type and returned in that of the inputs. With a module, positions are
@@ -42,6 +90,7 @@ def token_logprobs(
         temperature: divides the logits; that of sampling, for the distribution that was sampled from.
         chunk_size: most positions at a time: at most ``[chunk_size, V]`` logits are held.
         with_entropy: whether to compute the entropy, in nats.
+        with_greedy: whether to name the likeliest token; the tiles are searched as they pass.
         forbidden_ids: int64 ids taken out of the distribution: their probability and the gradient of their logits are
             0. A target among them has a log-probability of about the smallest number of its type, not of minus
             infinity, so that a mask can still take it away.
@@ -50,8 +99,7 @@ def token_logprobs(
             default.
 
     Returns:
-        ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``; at least float32, with gradient. They can be
-        differentiated once.
+        The scores ``[N]``. They can be differentiated once.
 
     Raises:
         ConfigurationError: if the temperature or the chunk size is not positive and finite, or, with a matrix, a target
@@ -64,10 +112,11 @@ def token_logprobs(
         )
     if not isinstance(weight_VH, Tensor):
 
-        def head(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-            return _of_logits(weight_VH(hidden), targets, temperature, with_entropy, forbidden_ids)
+        def head(hidden: Tensor, targets: Tensor) -> _Values:
+            return _of_logits(weight_VH(hidden), targets, temperature, with_entropy, with_greedy, forbidden_ids)
 
-        return _in_chunks(head, hidden_NH, targets_N, n_chunks or math.ceil(len(targets_N) / chunk_size))
+        columns = _in_chunks(head, hidden_NH, targets_N, n_chunks or math.ceil(len(targets_N) / chunk_size))
+        return TokenScores(logprobs=columns[0], entropy=columns[1], greedy=columns[2])
     _check_ids("target", targets_N, len(weight_VH))
     if forbidden_ids is not None:
         _check_ids("forbidden id", forbidden_ids, len(weight_VH))
@@ -78,9 +127,11 @@ def token_logprobs(
         chunk_size=chunk_size,
         dtype=torch.promote_types(compute_dtype or inputs_dtype, torch.float32),
         with_entropy=with_entropy,
+        with_greedy=with_greedy,
         forbidden=forbidden_ids,
     )
-    return TiledLogprobs.apply(hidden_NH, weight_VH, targets_N, plan)
+    logprobs_N, entropy_N, greedy_N = TiledLogprobs.apply(hidden_NH, weight_VH, targets_N, plan)
+    return TokenScores(logprobs=logprobs_N, entropy=entropy_N, greedy=greedy_N)
 
 
 def _check_ids(what: str, ids: Tensor, vocabulary: int) -> None:
@@ -92,31 +143,46 @@ def _check_ids(what: str, ids: Tensor, vocabulary: int) -> None:
         )
 
 
+_Values = tuple[Tensor, Tensor | None, Tensor | None]
+
+
 def _in_chunks(
-    head: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]], hidden_NH: Tensor, targets_N: Tensor, n_chunks: int
-) -> tuple[Tensor, Tensor | None]:
+    head: Callable[[Tensor, Tensor], _Values], hidden_NH: Tensor, targets_N: Tensor, n_chunks: int
+) -> _Values:
     if n_chunks <= 1:
         return head(hidden_NH, targets_N)
     chunks = [
         checkpoint(head, hidden, targets, use_reentrant=False)
         for hidden, targets in zip(hidden_NH.tensor_split(n_chunks), targets_N.tensor_split(n_chunks), strict=True)
     ]
-    logprobs, entropies = zip(*chunks, strict=True)
-    return torch.cat(logprobs), None if entropies[0] is None else torch.cat(entropies)
+    logprobs, entropies, greedy = zip(*chunks, strict=True)
+    return torch.cat(logprobs), _joined(entropies), _joined(greedy)
+
+
+def _joined(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found else None
 
 
 def _of_logits(
-    logits_NV: Tensor, targets_N: Tensor, temperature: float, with_entropy: bool, forbidden_ids: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    temperature: float,
+    with_entropy: bool,
+    with_greedy: bool,
+    forbidden_ids: Tensor | None,
+) -> _Values:
     # Half-precision sums over a vocabulary lose the ratio of two policies: at least float32 from here on.
     scaled = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
     if forbidden_ids is not None:
         scaled = scaled.index_fill(-1, forbidden_ids, impossible(scaled.dtype))
+    top_N1, greedy_N1 = scaled.detach().max(-1, keepdim=True)
     # Less the largest: the logarithm of a sure token is the small difference of two large numbers.
-    scaled = scaled - scaled.detach().amax(-1, keepdim=True)
+    scaled = scaled - top_N1
     normalizer_N = scaled.logsumexp(-1)
     logprobs_N = scaled.gather(-1, targets_N[:, None]).squeeze(-1) - normalizer_N
+    greedy_N = greedy_N1.squeeze(-1) if with_greedy else None
     if not with_entropy:
-        return logprobs_N, None
+        return logprobs_N, None, greedy_N
     mean_logit_N = ((scaled - normalizer_N[:, None]).exp() * scaled).sum(-1)
-    return logprobs_N, normalizer_N - mean_logit_N
+    return logprobs_N, normalizer_N - mean_logit_N, greedy_N

@@ -46,6 +46,7 @@ class TilePlan:
     columns: int
     dtype: torch.dtype
     with_entropy: bool
+    with_greedy: bool
     forbidden: Tensor | None
 
     @classmethod
@@ -58,6 +59,7 @@ class TilePlan:
         dtype: torch.dtype,
         with_entropy: bool,
         forbidden: Tensor | None,
+        with_greedy: bool = False,
     ) -> TilePlan:
         """Tiles of at most ``chunk_size`` positions, and on a CPU of what its cache holds."""
         on_cpu = device.type == "cpu"
@@ -67,6 +69,7 @@ class TilePlan:
             columns=_CPU_COLUMNS if on_cpu else _OTHER_COLUMNS,
             dtype=dtype,
             with_entropy=with_entropy,
+            with_greedy=with_greedy,
             forbidden=forbidden,
         )
 
@@ -131,20 +134,28 @@ class _RunningSoftmax:
     summed before shrinks by the same factor.
     """
 
-    def __init__(self, targets_n: Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, targets_n: Tensor, plan: TilePlan) -> None:
         self._targets_n = targets_n
+        dtype = plan.dtype
         shape = (len(targets_n), 1)
         # Finite, as 0 · inf is not 0, and below any logit.
         self.top_n1 = torch.full(shape, torch.finfo(dtype).min / 2, dtype=dtype, device=targets_n.device)
         self.chosen_n1 = torch.zeros_like(self.top_n1)
         self.total_n1 = torch.zeros_like(self.top_n1)
         self._weighted_n1 = torch.zeros_like(self.top_n1)
+        self.likeliest_n1 = torch.zeros(shape, dtype=torch.long, device=targets_n.device) if plan.with_greedy else None
 
     def add(self, logits_nv: Tensor, columns: _Columns, exponentials: Tensor | None) -> None:
         """Take in one tile, and overwrite it. ``exponentials`` is room for another tile; without it, no entropy."""
         column_n1, inside_n1 = columns.locate(self._targets_n)
         self.chosen_n1 = torch.where(inside_n1, logits_nv.gather(1, column_n1), self.chosen_n1)
-        top_n1 = torch.maximum(self.top_n1, logits_nv.amax(1, keepdim=True))
+        if self.likeliest_n1 is None:
+            tile_top_n1 = logits_nv.amax(1, keepdim=True)
+        else:
+            tile_top_n1, place_n1 = logits_nv.max(1, keepdim=True)
+            # of equals the first, as argmax has it
+            self.likeliest_n1 = torch.where(tile_top_n1 > self.top_n1, place_n1 + columns.start, self.likeliest_n1)
+        top_n1 = torch.maximum(self.top_n1, tile_top_n1)
         change_n1 = self.top_n1 - top_n1
         shrink_n1 = change_n1.exp()
         shifted_nv = logits_nv.sub_(top_n1)
@@ -167,7 +178,7 @@ class _RunningSoftmax:
 
 
 class TiledLogprobs(torch.autograd.Function):
-    """Log-probabilities and entropies ``[N]``; the gradients come from logits that are computed once more.
+    """Log-probabilities, entropies and likeliest tokens ``[N]``; gradients come from logits computed once more.
 
     With ``p = softmax(l)`` and entropy ``E``: ``d log p_t / d l_j = [j = t] - p_j`` and
     ``d E / d l_j = -p_j (log p_j + E)``.
@@ -176,29 +187,36 @@ class TiledLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, plan: TilePlan
-    ) -> tuple[Tensor, Tensor | None]:
-        """Values, the latter without an entropy where the plan has none."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Values; no entropy and no token where the plan asks for none."""
         results_4N = hidden_NH.new_empty((4, len(targets_N)), dtype=plan.dtype)
         logprobs_N, entropy_N, top_N, total_N = results_4N.unbind()
+        greedy_N = torch.empty_like(targets_N) if plan.with_greedy else None
         buffer = plan.buffer(hidden_NH, weight_VH)
         exponentials = torch.empty_like(buffer) if plan.with_entropy else None
         tiles = plan.column_tiles(len(weight_VH))
         with torch.autocast(hidden_NH.device.type, enabled=False):
             for rows in plan.row_slices(len(targets_N)):
                 hidden_nH = hidden_NH[rows].to(plan.dtype)
-                sums = _RunningSoftmax(targets_N[rows], plan.dtype)
+                sums = _RunningSoftmax(targets_N[rows], plan)
                 for columns in tiles:
                     weight_vH = columns.of(weight_VH).to(plan.dtype)
                     sums.add(plan.logits(hidden_nH, weight_vH, columns, buffer), columns, exponentials)
                 logprobs_N[rows], entropy_N[rows] = sums.logprobs(), sums.entropy()
                 top_N[rows], total_N[rows] = sums.top_n1.squeeze(1), sums.total_n1.squeeze(1)
+                if greedy_N is not None and sums.likeliest_n1 is not None:
+                    greedy_N[rows] = sums.likeliest_n1.squeeze(1)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(hidden_NH, weight_VH, targets_N, top_N, total_N, entropy_N)
-        return logprobs_N, entropy_N if plan.with_entropy else None
+        if greedy_N is not None:
+            ctx.mark_non_differentiable(greedy_N)
+        return logprobs_N, entropy_N if plan.with_entropy else None, greedy_N
 
     @staticmethod
-    def backward(ctx: Any, of_logprobs_N: Tensor | None, of_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, of_logprobs_N: Tensor | None, of_entropy_N: Tensor | None, _of_greedy_N: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         """Gradients of the hidden states and of the matrix, each if asked for.
 
         Raises:

@@ -1,8 +1,8 @@
 """Qwen3-VL policies: loading, scoring, and tiny ones to begin with."""
 
 from opensearch_lightning.models.loading import load_policy, load_processor
-from opensearch_lightning.models.output_layer import output_layer_logprobs
-from opensearch_lightning.models.policy import forbidden_token_ids, policy_logprobs
+from opensearch_lightning.models.output_layer import output_layer_scores
+from opensearch_lightning.models.policy import forbidden_token_ids, policy_logprobs, policy_scores
 from opensearch_lightning.models.router import (
     RouterLosses,
     check_routers,
@@ -28,7 +28,8 @@ __all__ = [
     "is_sharded",
     "load_policy",
     "load_processor",
-    "output_layer_logprobs",
+    "output_layer_scores",
     "policy_logprobs",
+    "policy_scores",
     "router_losses",
 ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from opensearch_lightning.algorithms.logprobs import token_logprobs
+from opensearch_lightning.algorithms.logprobs import TokenScores, token_scores
 from opensearch_lightning.models.loading import OutputLayer
 
 
-def output_layer_logprobs(
+def output_layer_scores(
     layer: nn.Module,
     hidden_NH: Tensor,
     targets_N: Tensor,
@@ -17,10 +17,11 @@ def output_layer_logprobs(
     temperature: float = 1.0,
     chunk_size: int = 1024,
     with_entropy: bool = False,
+    with_greedy: bool = False,
     forbidden_ids: Tensor | None = None,
     n_chunks: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """:func:`~opensearch_lightning.algorithms.token_logprobs` of an output layer, by the quicker way that it allows.
+) -> TokenScores:
+    """:func:`~opensearch_lightning.algorithms.token_scores` of an output layer, by the quicker way that it allows.
 
     A plain linear layer is its matrix, and needs no logits but a tile's. Any other layer is called: one whose matrix is
     sharded (ZeRO-3, FSDP), which gathers it only then; one with hooks, which want to see the logits; one with a bias
@@ -33,23 +34,25 @@ def output_layer_logprobs(
         temperature: divides the logits.
         chunk_size: most positions at a time.
         with_entropy: whether to compute the entropy, in nats.
+        with_greedy: whether to name the likeliest token.
         forbidden_ids: int64 ids taken out of the distribution.
-        n_chunks: how often a layer that is called is called, as for ``token_logprobs``.
+        n_chunks: how often a layer that is called is called, as for ``token_scores``.
 
     Returns:
-        ``[N]`` log-probabilities, and ``[N]`` entropies or ``None``.
+        The scores ``[N]``.
 
     Raises:
-        ConfigurationError: as ``token_logprobs``.
+        ConfigurationError: as ``token_scores``.
     """
     weight_VH = _matrix(layer)
-    return token_logprobs(
+    return token_scores(
         hidden_NH,
         layer if weight_VH is None else weight_VH,
         targets_N,
         temperature,
         chunk_size,
         with_entropy=with_entropy,
+        with_greedy=with_greedy,
         forbidden_ids=forbidden_ids,
         n_chunks=n_chunks,
         compute_dtype=layer.compute_dtype if isinstance(layer, OutputLayer) else None,

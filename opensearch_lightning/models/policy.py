@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opensearch_lightning.algorithms.logprobs import TokenScores
 from opensearch_lightning.chat.collate import ModelBatch
 from opensearch_lightning.chat.packing import PackedBatch
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models.attention import attend_by_segment
-from opensearch_lightning.models.output_layer import output_layer_logprobs
+from opensearch_lightning.models.output_layer import output_layer_scores
 from opensearch_lightning.models.sequence_parallel import SequenceParallel, hidden_of_stretch
 from opensearch_lightning.models.weights import is_sharded, largest_over_shards
 
@@ -45,6 +46,34 @@ def policy_logprobs(
     chunk_size: int = 1024,
     sequence_parallel: SequenceParallel | None = None,
 ) -> tuple[Tensor, Tensor | None]:
+    """Log-probabilities and entropies (or ``None``) of :func:`policy_scores`, which takes the same arguments.
+
+    Raises:
+        ConfigurationError: as :func:`policy_scores`.
+    """
+    scores = policy_scores(
+        model,
+        batch,
+        mask_BT,
+        temperature=temperature,
+        with_entropy=with_entropy,
+        chunk_size=chunk_size,
+        sequence_parallel=sequence_parallel,
+    )
+    return scores.logprobs, scores.entropy
+
+
+def policy_scores(
+    model: Any,
+    batch: ModelBatch | PackedBatch,
+    mask_BT: Tensor,
+    *,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    with_greedy: bool = False,
+    chunk_size: int = 1024,
+    sequence_parallel: SequenceParallel | None = None,
+) -> TokenScores:
     """Log-probability of each token of the mask, given the tokens before it.
 
     Only the positions asked for pass through the output layer. A padded batch is padded on the right, so causal
@@ -58,13 +87,14 @@ def policy_logprobs(
         mask_BT: bool; which tokens to score. The first of a sequence has nothing before it and cannot be.
         temperature: divides the logits; the one the tokens were sampled with.
         with_entropy: whether to return the entropy, in nats, of the distribution at each of these tokens.
+        with_greedy: whether to return the token that greedy decoding would take in the place of each.
         chunk_size: most positions at a time in the output layer.
         sequence_parallel: the group of ranks that reads the row together; all call with the same packed batch and mask.
             Each gets every value. Only those of its own stretch carry a gradient, so the gradients of a loss are to be
             summed over the ranks.
 
     Returns:
-        ``[B, T]`` log-probabilities, and ``[B, T]`` entropies or ``None``; at least float32, 0 outside the mask.
+        The scores ``[B, T]``, 0 outside the mask.
 
     Raises:
         ConfigurationError: if the mask asks for the first token of a sequence or for padding, or the batch is packed
@@ -89,22 +119,27 @@ def policy_logprobs(
     asked = own_BT[:, 1:]
     before_N, asked_N = index_BT[:, :-1][asked] - first, index_BT[:, 1:][asked]
     forbidden = torch.tensor(forbidden_token_ids(model.config), device=hidden_RLH.device)
-    logprobs_N, entropy_N = output_layer_logprobs(
+    scores = output_layer_scores(
         model.lm_head,
         hidden_RLH.flatten(0, 1).index_select(0, before_N),
         batch.input_ids.flatten()[asked_N],
         temperature=temperature,
         chunk_size=chunk_size,
         with_entropy=with_entropy,
+        with_greedy=with_greedy,
         forbidden_ids=forbidden,
         n_chunks=largest_over_shards(model, math.ceil(int(asked.sum()) / chunk_size)),
     )
-    logprobs_BT = _spread(logprobs_N, own_BT)
-    entropy_BT = None if entropy_N is None else _spread(entropy_N, own_BT)
-    if sequence_parallel is not None:
-        logprobs_BT = sequence_parallel.complete(logprobs_BT, own_BT)
-        entropy_BT = None if entropy_BT is None else sequence_parallel.complete(entropy_BT, own_BT)
-    return logprobs_BT, entropy_BT
+
+    def placed(values_N: Tensor) -> Tensor:
+        values_BT = values_N.new_zeros(own_BT.shape).masked_scatter(own_BT, values_N)
+        return values_BT if sequence_parallel is None else sequence_parallel.complete(values_BT, own_BT)
+
+    return TokenScores(
+        logprobs=placed(scores.logprobs),
+        entropy=None if scores.entropy is None else placed(scores.entropy),
+        greedy=None if scores.greedy is None else placed(scores.greedy),
+    )
 
 
 def _hidden(model: Any, batch: ModelBatch | PackedBatch, parallel: SequenceParallel | None) -> Tensor:
@@ -168,10 +203,6 @@ def _black_image(model: Any) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _spread(values_N: Tensor, mask_BT: Tensor) -> Tensor:
-    return values_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, values_N)
 
 
 def _zero_from_vision(model: Any) -> Tensor:

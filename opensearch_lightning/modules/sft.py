@@ -1,41 +1,29 @@
 """Supervised fine-tuning on expert trajectories (Eq. 8).
 
-Shapes: ``B`` sequences, ``T`` tokens, ``N`` positions, ``V`` tokens of the vocabulary.
+Shapes: ``B`` sequences, ``T`` tokens, ``S`` sources of the trajectories.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from opensearch_lightning.chat import ModelBatch
+from opensearch_lightning.chat import ModelBatch, PackedBatch, SFTBatch
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.models import forbidden_token_ids, policy_logprobs
+from opensearch_lightning.models import policy_scores
 from opensearch_lightning.modules.accumulation import accumulate, agree_on_passes, check_optimizer, clip_and_step
 from opensearch_lightning.modules.optim import Schedule, adamw, warmup_schedule
+from opensearch_lightning.modules.sft_parts import Part, as_sft_batch, filled_up, parts_of
+from opensearch_lightning.modules.source_sums import SourceSums
 from opensearch_lightning.strategies import prepare_engine
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Sums:
-    """Sums over supervised tokens: negative log-likelihood (nats), tokens right under greedy decoding, tokens."""
-
-    nll: Tensor
-    right: Tensor
-    tokens: Tensor
-
-    def stacked(self) -> Tensor:
-        return torch.stack([self.nll.double(), self.right.double(), self.tokens.double()])
 
 
 class AgenticSFT(L.LightningModule):
@@ -44,10 +32,14 @@ class AgenticSFT(L.LightningModule):
     The loss of an update is the sum over its supervised tokens divided by their number in the global batch, over all
     ranks and micro-batches, so that neither the number of ranks nor the size of a micro-batch changes the gradient.
     One ``training_step`` is one update (manual optimization), so ``Trainer(max_steps=…)`` counts updates; accumulate
-    with ``micro_batch`` rather than with the Trainer.
+    with passes of the batch, or with ``micro_batch``, rather than with the Trainer.
+
+    A batch is one pass, padded (``ModelBatch``) or packed (``PackedBatch``), or the passes of an update with the source
+    of each row (``SFTBatch``, whose sources are the same on all ranks). Packed or padded, the loss is the same.
 
     Logs ``train/loss``, ``train/token_accuracy``, ``train/lr``, ``train/grad_norm`` (before clipping) and
     ``train/tokens`` (supervised tokens of the global batch); in validation ``val/loss`` and ``val/token_accuracy``.
+    Where batches name several sources, also ``train/loss/<source>`` of those in the update, and ``val/loss/<source>``.
 
     Args:
         policy: a Qwen3-VL model of transformers.
@@ -56,7 +48,8 @@ class AgenticSFT(L.LightningModule):
         schedule: course of the learning rate after the warm-up.
         warmup_ratio: warm-up as a fraction of all updates.
         total_steps: updates of the whole training; the Trainer's ``max_steps`` by default.
-        micro_batch: rows of one forward and backward pass; ``None`` takes the batch whole.
+        micro_batch: rows of one forward and backward pass, into which padded passes are split; ``None`` takes them
+            whole, as packed ones always are.
         max_grad_norm: limit of the global gradient norm, ``None`` for none; under DeepSpeed it becomes the
             ``gradient_clipping`` of its config.
 
@@ -87,7 +80,6 @@ class AgenticSFT(L.LightningModule):
         self._make_optimizer = optimizer or (lambda model: adamw(model, lr=lr))
         self._schedule: Schedule = schedule
         self._warmup_ratio, self._total_steps = warmup_ratio, total_steps
-        self._val_sums = torch.zeros(3, dtype=torch.float64)
 
     def setup(self, stage: str) -> None:
         """Tell a strategy that clips gradients itself how far."""
@@ -106,53 +98,58 @@ class AgenticSFT(L.LightningModule):
         """Make the policy ready; checkpoints load in evaluation mode, where gradient checkpointing does nothing."""
         self.policy.train()
 
-    def training_step(self, batch: ModelBatch, batch_idx: int) -> None:
+    def training_step(self, batch: ModelBatch | PackedBatch | SFTBatch, batch_idx: int) -> None:
         """One update."""
         optimizer: Any = self.optimizers()
         optimizer.zero_grad()
-        tokens = self._sum_over_ranks(_supervised(batch).sum())
+        rows = as_sft_batch(batch)
+        parts = self._parts(rows)
+        tokens = self._sum_over_ranks(torch.stack([part.supervised.sum() for part in parts if not part.idle]).sum())
         # Data parallel strategies average gradients over the ranks; the sum of losses is wanted.
         scale = self.trainer.world_size / tokens.clamp(min=1)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for (micro, share), context in accumulate(self.trainer, self._parts(batch)):
+        table_S3 = torch.zeros(len(rows.sources), 3, dtype=torch.float64, device=self.device)
+        for part, context in accumulate(self.trainer, parts):
             with context:
-                part = self._sums(micro)
-                self.manual_backward(part.nll * scale * share)
-            sums += part.stacked().detach() * share
+                nll, sums_S3 = self._sums(part, len(rows.sources))
+                self.manual_backward(nll * scale)
+            table_S3 += sums_S3
         norm = clip_and_step(self.trainer, optimizer, self.policy.parameters(), self.max_grad_norm)
         lr = optimizer.param_groups[0]["lr"]
         scheduler: Any = self.lr_schedulers()
         scheduler.step()
-        nll, right, _ = (self._sum_over_ranks(sums) / tokens.clamp(min=1)).tolist()
-        self._log_step(loss=nll, token_accuracy=right, lr=lr, grad_norm=norm, tokens=float(tokens))
+        means = _means("train", self._sum_over_ranks(table_S3), rows.sources)
+        self._log_step(means | {"train/lr": lr, "train/grad_norm": norm, "train/tokens": float(tokens)})
 
     def on_validation_epoch_start(self) -> None:
         """Forget the sums of the validation before."""
-        self._val_sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        # made anew, as a strategy that converts the module to half precision would convert these sums too
+        self._val_sums = SourceSums().to(self.device)
 
-    def validation_step(self, batch: ModelBatch, batch_idx: int) -> None:
+    def validation_step(self, batch: ModelBatch | PackedBatch | SFTBatch, batch_idx: int) -> None:
         """Add the sums of one batch."""
-        for micro, share in self._parts(batch):
-            self._val_sums = self._val_sums + self._sums(micro).stacked() * share
+        rows = as_sft_batch(batch)
+        for part in self._parts(rows):
+            _, sums_S3 = self._sums(part, len(rows.sources))
+            self._val_sums.update(sums_S3, rows.sources)
 
     def on_validation_epoch_end(self) -> None:
         """Log the means over all supervised tokens of all ranks."""
-        nll, right, tokens = self._sum_over_ranks(self._val_sums).tolist()
-        self.log_dict({"val/loss": nll / max(tokens, 1), "val/token_accuracy": right / max(tokens, 1)})
+        table_S3 = self._val_sums.compute()
+        self.log_dict(_means("val", table_S3, self._val_sums.sources))
 
-    def _sums(self, batch: ModelBatch) -> _Sums:
-        mask_BT = _supervised(batch)
-        with _greedy_tokens(self.policy) as greedy:
-            logprobs_BT, _ = policy_logprobs(self.policy, batch, mask_BT)
-        right = (torch.cat(greedy) == batch.input_ids[mask_BT]).sum()
-        return _Sums(nll=-logprobs_BT.sum(), right=right, tokens=mask_BT.sum())
+    def _sums(self, part: Part, n_sources: int) -> tuple[Tensor, Tensor]:
+        """Negative log-likelihood of a part with its gradient; table ``[S, 3]`` of it, right tokens and tokens."""
+        mask_BT = part.supervised
+        scores = policy_scores(self.policy, part.batch, mask_BT, with_greedy=True)
+        right_BT = (scores.greedy == _tokens(part.batch)) & mask_BT
+        columns = (-scores.logprobs.double(), right_BT, mask_BT)
+        table_S3 = torch.stack([part.by_source(column_BT.sum(1), n_sources) for column_BT in columns], dim=1)
+        return -scores.logprobs.sum() * (not part.idle), table_S3
 
-    def _parts(self, batch: ModelBatch) -> list[tuple[ModelBatch, int]]:
-        """Micro-batches that count (1), and so many without weight (0) that all ranks make equally many passes."""
-        size = self.micro_batch or len(batch.input_ids)
-        micros = [batch] if size >= len(batch.input_ids) else list(split_rows(batch, size, self.policy.config))
-        passes = agree_on_passes(self.trainer, len(micros))
-        return [(micro, 1) for micro in micros] + [(micros[-1], 0)] * (passes - len(micros))
+    def _parts(self, batch: SFTBatch) -> list[Part]:
+        """Parts that count, and so many idle ones that all ranks make equally many passes."""
+        parts = parts_of(batch, self.micro_batch, self.policy.config)
+        return filled_up(parts, agree_on_passes(self.trainer, len(parts)))
 
     def _sum_over_ranks(self, value: Tensor) -> Tensor:
         return self.trainer.strategy.reduce(value.to(torch.float64), reduce_op="sum")
@@ -169,59 +166,24 @@ class AgenticSFT(L.LightningModule):
             )
         return int(updates)
 
-    def _log_step(self, **values: float) -> None:
-        self.log_dict({f"train/{name}": value for name, value in values.items()}, on_step=True, on_epoch=False)
+    def _log_step(self, values: dict[str, float]) -> None:
+        # Lightning would log the last loss of a source again in each step that does not have the source
+        results: Any = self.trainer._results or {}
+        for key in [key for key in results if key.startswith("training_step.train/loss/")]:
+            del results[key]
+        self.log_dict(values, on_step=True, on_epoch=False)
 
 
-def split_rows(batch: ModelBatch, size: int, config: Any) -> Iterator[ModelBatch]:
-    """Parts of ``size`` rows each, trimmed to their own longest row, with the images of their rows.
-
-    Args:
-        batch: batch padded on the right.
-        size: rows of a part; the last may have fewer.
-        config: the policy's configuration, which knows the image token and the merging of patches.
-    """
-    merged = config.vision_config.spatial_merge_size**2
-    first_image = first_patch = 0
-    for start in range(0, len(batch.input_ids), size):
-        rows = slice(start, start + size)
-        length = int(batch.valid[rows].sum(1).max())
-        tokens = int((batch.input_ids[rows, :length] == config.image_token_id).sum())
-        patches = slice(first_patch, first_patch + tokens * merged)
-        grids = batch.image_grid_thw
-        images = slice(first_image, first_image)
-        if grids is not None:
-            ends = grids.prod(-1).cumsum(0)
-            images = slice(first_image, int((ends <= patches.stop).sum()))
-        yield ModelBatch(
-            input_ids=batch.input_ids[rows, :length],
-            position_ids=batch.position_ids[:, rows, :length],
-            step_ids=batch.step_ids[rows, :length],
-            valid=batch.valid[rows, :length],
-            pixel_values=batch.pixel_values[patches] if batch.pixel_values is not None and tokens else None,
-            image_grid_thw=grids[images] if grids is not None and tokens else None,
-        )
-        first_image, first_patch = images.stop, patches.stop
+def _tokens(batch: ModelBatch | PackedBatch) -> Tensor:
+    """Ids ``[B, T]`` of each sequence; any on padding."""
+    return batch.input_ids[0][batch.index_BT] if isinstance(batch, PackedBatch) else batch.input_ids
 
 
-def _supervised(batch: ModelBatch) -> Tensor:
-    return batch.step_ids >= 0
-
-
-@contextmanager
-def _greedy_tokens(policy: Any) -> Iterator[list[Tensor]]:
-    """Collects the likeliest token at each position that passes through the output layer, ``[N]`` a pass.
-
-    The logits are large and gone after the loss; looking at them as they pass spares a second pass.
-    """
-    found: list[Tensor] = []
-    forbidden = torch.tensor(forbidden_token_ids(policy.config), device=policy.device)
-
-    def look(_module: nn.Module, _inputs: Any, logits_NV: Tensor) -> None:
-        found.append(logits_NV.detach().index_fill(-1, forbidden, -math.inf).argmax(-1))
-
-    handle = policy.get_output_embeddings().register_forward_hook(look)
-    try:
-        yield found
-    finally:
-        handle.remove()
+def _means(stage: str, table_S3: Tensor, sources: tuple[str, ...]) -> dict[str, float]:
+    """Loss and accuracy of a supervised token, and the loss of each of several sources that has any."""
+    nll, right, tokens = table_S3.sum(0).tolist()
+    means = {f"{stage}/loss": nll / max(tokens, 1), f"{stage}/token_accuracy": right / max(tokens, 1)}
+    if len(sources) > 1:
+        rows = zip(sources, table_S3.tolist(), strict=True)
+        means |= {f"{stage}/loss/{name}": own_nll / own for name, (own_nll, _, own) in rows if own}
+    return means

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 import torch
 
-from opensearch_lightning.algorithms import tiled_logprobs, token_logprobs
+from opensearch_lightning.algorithms import tiled_logprobs, token_logprobs, token_scores
 from opensearch_lightning.errors import ConfigurationError
 
 N, H, V = 13, 6, 29
@@ -65,6 +65,42 @@ def test_values_and_gradients_equal_a_full_log_softmax(form, chunk_size, tempera
             torch.autograd.grad(loss(got), (hidden, weight), retain_graph=True),
             torch.autograd.grad(loss(expected), (hidden, weight), retain_graph=True),
         )
+
+
+@either_way
+@pytest.mark.parametrize("chunk_size", [4, 4096])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_the_likeliest_token_is_the_argmax_of_what_is_allowed(form, chunk_size, with_entropy):
+    hidden, weight, targets = batch()
+    logits = hidden @ weight.T
+    # what is likeliest somewhere is forbidden, in more than one tile
+    forbidden = logits.argmax(-1)[:4].unique()
+    assert len(forbidden // 8) > 1
+    options: Any = {"forbidden_ids": forbidden, "with_entropy": with_entropy, "chunk_size": chunk_size}
+    got: Any = token_scores(hidden, form(weight), targets, with_greedy=True, **options)
+    expected = logits.index_fill(-1, forbidden, -1e300).argmax(-1)
+    assert torch.equal(got.greedy, expected)
+    assert not torch.equal(expected, logits.argmax(-1))
+    assert not got.greedy.requires_grad
+    plain: Any = token_scores(hidden, form(weight), targets, **options)
+    assert plain.greedy is None
+    assert torch.equal(plain.logprobs, got.logprobs)
+    places = torch.arange(N)
+    torch.testing.assert_close(
+        torch.autograd.grad((got.logprobs * places).sum(), (hidden, weight)),
+        torch.autograd.grad((plain.logprobs * places).sum(), (hidden, weight)),
+    )
+
+
+@either_way
+def test_of_equally_likely_tokens_the_first_is_named(form):
+    logits = torch.tensor([0.0] * 29).index_fill(0, torch.tensor([6, 7, 20]), 3.0)[None].double()
+    for forbidden, first in ((None, 6), (torch.tensor([6]), 7), (torch.tensor([6, 7]), 20)):
+        got = token_scores(
+            logits, form(torch.eye(29).double()), torch.tensor([20]), with_greedy=True, forbidden_ids=forbidden
+        )
+        assert got.greedy is not None
+        assert got.greedy.tolist() == [first]
 
 
 def test_the_tiles_that_are_shipped_give_the_same(monkeypatch):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from opensearch_lightning.models.output_layer import output_layer_logprobs
+from opensearch_lightning.models.output_layer import output_layer_scores
 from tests.models.tiny import tiny_policy
 
 N, H, V = 7, 6, 11
@@ -40,10 +40,11 @@ def test_a_plain_layer_is_its_matrix(monkeypatch):
     layer, hidden, targets = setup()
     right = expected(layer, hidden, targets, [0])
     calls = was_called(layer, monkeypatch)
-    got, entropy = output_layer_logprobs(layer, hidden, targets, forbidden_ids=torch.tensor([0]))
+    scores = output_layer_scores(layer, hidden, targets, forbidden_ids=torch.tensor([0]))
     assert calls == []
-    assert entropy is None
-    torch.testing.assert_close(got.double(), right)
+    assert scores.entropy is None
+    assert scores.greedy is None
+    torch.testing.assert_close(scores.logprobs.double(), right)
 
 
 class Adapted(nn.Linear):
@@ -94,9 +95,11 @@ def test_any_other_layer_is_called(make):
     called = []
     forward = layer.forward
     layer.forward = lambda hidden: called.append(len(hidden)) or forward(hidden)
-    got, _ = output_layer_logprobs(layer, hidden, targets, chunk_size=4, forbidden_ids=torch.tensor([0]))
+    options = {"chunk_size": 4, "forbidden_ids": torch.tensor([0]), "with_greedy": True}
+    got = output_layer_scores(layer, hidden, targets, **options)
     assert called == [4, 3]
-    torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got.logprobs.double(), right, rtol=1e-5, atol=1e-5)
+    assert torch.equal(got.greedy, forward(hidden)[:, 1:].argmax(-1) + 1)
 
 
 @pytest.mark.parametrize("head_dtype", ["float32", "float64"])
@@ -106,7 +109,7 @@ def test_a_layer_of_another_type_needs_no_second_matrix(head_dtype, monkeypatch)
     targets = torch.arange(N)
     right = expected(layer, hidden, targets)
     calls = was_called(layer, monkeypatch)
-    got, _ = output_layer_logprobs(layer, hidden, targets)
+    got = output_layer_scores(layer, hidden, targets).logprobs
     assert calls == []
     assert got.dtype == getattr(torch, head_dtype)
     torch.testing.assert_close(got.double(), right, rtol=1e-6, atol=1e-6)

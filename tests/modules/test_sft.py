@@ -17,7 +17,7 @@ from opensearch_lightning.data import SearchVLSFTDataModule, parse_sharegpt
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import forbidden_token_ids
 from opensearch_lightning.modules import AgenticSFT, adamw, muon_adamw
-from opensearch_lightning.modules.sft import split_rows
+from opensearch_lightning.modules.sft_parts import split_rows
 from tests.data.rows import answer, conversation, picture, row, sft_shards
 from tests.data.trainers import trainer
 from tests.models.tiny import tiny_policy, tiny_processor, tiny_renderer
