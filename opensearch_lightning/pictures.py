@@ -24,6 +24,10 @@ _TAG_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4
 _PLAIN_TAG_TYPES = (1, 2, 7)
 
 _ORIENTATION = 0x0112
+# Formats whose head says the size and the camera's rotation for good.
+_SIZED_BY_HEAD = ("PNG", "JPEG", "WEBP")
+# Where a PNG file says how it is rotated. Pillow looks for it behind the pixels too, which it decodes to get there.
+_PNG_ORIENTATION_MARKS = (b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type")
 _UNDO = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -33,6 +37,7 @@ _UNDO = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_TURNED = (5, 6, 7, 8)
 
 
 def read_picture(encoded: bytes, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES) -> Image.Image:
@@ -83,6 +88,21 @@ def open_picture(encoded: bytes, *, max_pixels: int = MAX_PIXELS, max_bytes: int
         raise DataError(f"the head of the file is broken ({_reason(error)})") from error
     _check_size(image.size, max_pixels)
     return image
+
+
+def picture_size(encoded: bytes) -> tuple[int, int]:
+    """Width and height that :func:`read_picture` would give, in most files without decoding the pixels.
+
+    Raises:
+        DataError: as :func:`open_picture`.
+    """
+    image = open_picture(encoded)
+    if image.format not in _SIZED_BY_HEAD:
+        return read_picture(encoded).size
+    if image.format == "PNG" and not any(mark in encoded for mark in _PNG_ORIENTATION_MARKS):
+        return image.size
+    width, height = image.size
+    return (height, width) if _orientation(image) in _TURNED else (width, height)
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

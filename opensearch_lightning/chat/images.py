@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from opensearch_lightning.errors import DataError, RenderError
-from opensearch_lightning.pictures import as_rgb, png_bytes, read_picture
+from opensearch_lightning.pictures import as_rgb, picture_size, png_bytes, read_picture
 from opensearch_lightning.types import ImageInput
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 ImageSource = Image.Image | bytes
-_Prepared = tuple[bytes, "Tensor", tuple[int, int, int]]
+_Prepared = tuple[bytes, Tensor, tuple[int, int, int]]
 
 
 class ImageEncoder:
@@ -56,16 +55,35 @@ class ImageEncoder:
         encoded, pixel_values, grid = prepared
         return ImageInput(name=name, encoded=encoded, pixel_values=pixel_values, grid_thw=grid)
 
+    def place(self, image: ImageSource, name: str) -> ImageInput:
+        """One picture without its patches, for counting tokens: from its size alone, by the image processor's rule.
+
+        ``grid_thw`` has the right number of patches in one line; ``pixel_values`` is empty.
+
+        Raises:
+            RenderError: as :meth:`encode`, except that broken pixels may pass.
+        """
+        try:
+            width, height = picture_size(image) if isinstance(image, bytes) else as_rgb(image).size
+        except (DataError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise _unreadable(name, error) from error
+        try:
+            patches = self._processor.get_number_of_image_patches(height, width)
+        except ValueError as error:
+            raise _refused(name, width, height, error) from error
+        encoded = image if isinstance(image, bytes) else b""
+        return ImageInput(name=name, encoded=encoded, pixel_values=torch.empty(0), grid_thw=(1, 1, patches))
+
     def _prepare(self, image: ImageSource, name: str) -> _Prepared:
         try:
             # the pixels that the tools get, so that coordinates and colours mean the same to the policy
             picture = read_picture(image) if isinstance(image, bytes) else as_rgb(image)
         except (DataError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise RenderError(f"{name} cannot be read as an image ({error}): give a PNG, JPEG or WebP file") from error
+            raise _unreadable(name, error) from error
         try:
             features = self._processor(images=[picture], return_tensors="pt")
         except ValueError as error:
-            raise RenderError(f"{name}, {picture.width}x{picture.height} pixels, cannot be used: {error}") from error
+            raise _refused(name, picture.width, picture.height, error) from error
         t, h, w = features["image_grid_thw"][0].tolist()
         encoded = image if isinstance(image, bytes) else png_bytes(picture)
         return encoded, features["pixel_values"].float(), (t, h, w)
@@ -85,6 +103,14 @@ class ImageEncoder:
             while self._held_bytes > self._cache_bytes:
                 _, dropped = self._cache.popitem(last=False)
                 self._held_bytes -= _size(dropped)
+
+
+def _unreadable(name: str, error: Exception) -> RenderError:
+    return RenderError(f"{name} cannot be read as an image ({error}): give a PNG, JPEG or WebP file")
+
+
+def _refused(name: str, width: int, height: int, error: Exception) -> RenderError:
+    return RenderError(f"{name}, {width}x{height} pixels, cannot be used: {error}")
 
 
 def _content_key(image: ImageSource) -> bytes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ _TOOLS_FOOT = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+
+_Encode = Callable[[ImageSource, str], ImageInput]
 
 
 class ControlStringError(RenderError):
@@ -101,7 +104,12 @@ class ChatRenderer:
 
     def with_tools(self, schemas: Sequence[Mapping[str, Any]]) -> ChatRenderer:
         """A renderer of the same processor whose system turns hold these tool schemas."""
-        return ChatRenderer(self._processor, tools_in_system=schemas)
+        # The copy shares what is large: two tokenizers, and the images kept.
+        other = copy.copy(self)
+        other._tools = tuple(schemas)
+        other._check_tools()
+        check_template(self._processor, other._probe_text, other.conversation, tools=other._tools or None)
+        return other
 
     def prompt(self, system: str | None, parts: Sequence[Part], *, first_image: int = 1) -> Rendered:
         """System turn, user turn and the header of the policy's first turn.
@@ -177,13 +185,30 @@ class ChatRenderer:
             images=tuple(images),
         )
 
-    def _turns(self, turns: Sequence[Turn], images: list[ImageInput]) -> Iterator[tuple[Turn, list[Segment]]]:
+    def length(self, system: str | None, turns: Sequence[Turn]) -> int:
+        """Number of tokens of :meth:`conversation`, found without making the patches of its images.
+
+        Raises:
+            RenderError: as :meth:`conversation`, except that broken pixels may pass.
+        """
+        if not turns:
+            raise RenderError("no turn to render: give at least one")
+        n_tokens = len(self._encoder.encode(self._system_segments(system)))
+        for turn, segments in self._turns(turns, [], self._images.place):
+            n_tokens += len(self._encoder.encode(segments))
+            if isinstance(turn, AssistantTurn):
+                n_tokens += len(self.action(turn.text)) + len(self._encoder.encode(self._footer()))
+        return n_tokens
+
+    def _turns(
+        self, turns: Sequence[Turn], images: list[ImageInput], encode: _Encode | None = None
+    ) -> Iterator[tuple[Turn, list[Segment]]]:
         """Each turn with its segments; of an assistant turn only the header. Fills ``images``."""
         for i, turn in enumerate(turns):
             if isinstance(turn, AssistantTurn):
                 yield turn, self._header("assistant")
                 continue
-            encoded = self._encode_parts(turn.parts, len(images) + 1)
+            encoded = self._encode_parts(turn.parts, len(images) + 1, encode)
             images += encoded
             if isinstance(turn, UserTurn):
                 yield turn, self._user_segments(turn.parts, encoded)
@@ -248,9 +273,12 @@ class ChatRenderer:
             segments += [self._vision_start, *pads, self._vision_end]
         return segments
 
-    def _encode_parts(self, parts: Sequence[Part], first_image: int) -> tuple[ImageInput, ...]:
+    def _encode_parts(
+        self, parts: Sequence[Part], first_image: int, encode: _Encode | None = None
+    ) -> tuple[ImageInput, ...]:
+        encode = encode or self.encode_image
         pictures = [part for part in parts if not isinstance(part, str)]
-        return tuple(self.encode_image(picture, f"img_{first_image + i}") for i, picture in enumerate(pictures))
+        return tuple(encode(picture, f"img_{first_image + i}") for i, picture in enumerate(pictures))
 
 
 def _one_pad_each(segments: Sequence[Segment], pad: int) -> list[Segment]:

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,14 @@ Lengths = NDArray[np.int64]
 def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None = None) -> Lengths:
     """Tokens of every row, image tokens counted; below 0 for one that cannot be rendered, by reason.
 
+    Image tokens follow from the sizes of the images, so that no patches are made.
+
     Args:
         source: the rows.
-        num_workers: processes that render; with 0 the source keeps what it rendered.
+        num_workers: processes that count.
         folder: where to keep the result. It is found again for the same rows, processor and tools only.
     """
-    path = folder / f"lengths-{source.digest[:32]}.json" if folder is not None else None
+    path = lengths_file(folder, source) if folder is not None else None
     if path is not None and path.exists():
         return np.array(json.loads(path.read_text()), dtype=np.int64)
     loader = DataLoader(
@@ -40,8 +43,29 @@ def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None =
     )
     lengths = np.fromiter(loader, dtype=np.int64, count=len(source))
     if path is not None:
-        _write(path, lengths)
+        write_lengths(path, lengths.tolist())
     return lengths
+
+
+def lengths_file(folder: Path, source: SampleSource) -> Path:
+    """Where the lengths of these rows under this processor and these tools are kept."""
+    return folder / f"lengths-{source.digest[:32]}.json"
+
+
+def code_of(error: RenderError) -> int:
+    """What stands in place of the length of a row that cannot be rendered."""
+    held = isinstance(error, ControlStringError)
+    return _CODES[DropReason.CONTROL_STRINGS_IN_TOOLS if held else DropReason.BROKEN_IMAGE]
+
+
+def write_lengths(path: Path, lengths: Sequence[int]) -> None:
+    """Keep lengths as :func:`measure` finds them again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Ranks may write at once; each replaces the file by the same content.
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+        json.dump(list(lengths), file)
+    Path(file.name).chmod(0o644)
+    os.replace(file.name, path)
 
 
 def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropped: float) -> tuple[Lengths, Lengths]:
@@ -76,16 +100,7 @@ class _Measured(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         try:
-            return len(self._source.sample(index).token_ids)
+            return self._source.length(index)
         except RenderError as error:
             _log.warning("row %s cannot be used: %s", self._source.name(index), error)
-            held = isinstance(error, ControlStringError)
-            return _CODES[DropReason.CONTROL_STRINGS_IN_TOOLS if held else DropReason.BROKEN_IMAGE]
-
-
-def _write(path: Path, lengths: Lengths) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Ranks may write at once; each replaces the file by the same content.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
-        json.dump(lengths.tolist(), file)
-    os.replace(file.name, path)
+            return code_of(error)

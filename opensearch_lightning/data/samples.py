@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from opensearch_lightning.chat import ChatRenderer, TokenizedSample
+from opensearch_lightning.chat import TokenizedSample
+from opensearch_lightning.data.renderers import RowRenderers
 from opensearch_lightning.data.rows import sft_row
 from opensearch_lightning.data.shards import ShardReader
 from opensearch_lightning.types import ImageInput
@@ -32,9 +32,9 @@ class SampleSource:
         self._processor = processor
         self._render_tools = render_tools
         self._room = cached_tokens
-        self._renderers: dict[str, ChatRenderer] = {}
+        self._renderers = RowRenderers(processor, render_tools=render_tools)
         self._samples: dict[int, TokenizedSample] = {}
-        self.renderer = self._renderer_for(())
+        self.renderer = self._renderers.without_tools
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -46,8 +46,7 @@ class SampleSource:
             RenderError: an image cannot be used.
         """
         record, encoded = self._reader[index]
-        tools: Sequence[Mapping[str, Any]] = record["tools"] if self._render_tools else ()
-        renderer = self._renderer_for(tools)
+        renderer = self._renderers.for_tools(record["tools"])
         kept = self._samples.get(index)
         if kept is not None:
             images = tuple(renderer.encode_image(image, f"img_{i}") for i, image in enumerate(encoded, start=1))
@@ -56,6 +55,14 @@ class SampleSource:
         sample = renderer.conversation(row.system, row.turns())
         self._keep(index, sample)
         return sample
+
+    def length(self, index: int) -> int:
+        """Tokens of row ``index``, image tokens counted; found without making the patches of its images.
+
+        Raises:
+            RenderError: as :meth:`sample`.
+        """
+        return self._renderers.length(sft_row(*self._reader[index]))
 
     def name(self, index: int) -> str:
         """Id of row ``index``."""
@@ -71,12 +78,6 @@ class SampleSource:
             str(self._render_tools),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-    def _renderer_for(self, tools: Sequence[Mapping[str, Any]]) -> ChatRenderer:
-        key = hashlib.sha256(json.dumps(tools, sort_keys=True).encode()).hexdigest() if tools else ""
-        if key not in self._renderers:
-            self._renderers[key] = ChatRenderer(self._processor, tools_in_system=tools or None)
-        return self._renderers[key]
 
     def _keep(self, index: int, sample: TokenizedSample) -> None:
         if len(sample.token_ids) <= self._room:
