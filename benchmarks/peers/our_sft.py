@@ -22,21 +22,43 @@ from opensearch_lightning.modules import AgenticSFT
 _CHECKED = 8
 
 
-def write_shards(settings: SFTSettings) -> None:
-    """Our shards of the corpus, in the order of its rows, and the rows' lengths beside them."""
+def write_sft_corpus(source: Path, out: Path, policy: Path) -> None:
+    """Our shards of a corpus, in the order of its rows, and the rows' lengths beside them."""
     rows = (
         (name, {**record, "images": [f"{path.parent.name}/{image}" for image in record["images"]]})
-        for path in corpus.source_files(settings.corpus)
+        for path in corpus.source_files(source)
         for name, record in read_sharegpt(path)
     )
-    write_sft_shards(rows, settings.shards, image_root=settings.corpus)
-    measure(_source(settings), folder=settings.shards)
+    write_sft_shards(rows, out, image_root=source)
+    measure(sample_source(out, policy), folder=out)
 
 
-def _source(settings: SFTSettings) -> SampleSource:
-    # the corpus words its tools in the system prompt, as far as the peer can see them
-    reader = ShardReader(settings.shards, kind=ShardKind.SFT)
-    return SampleSource(reader, load_processor(settings.policy), render_tools=False)
+def sample_source(shards: Path, policy: Path) -> SampleSource:
+    """The rows as tokens. Tools stay out of the system turn, where the peer cannot put them."""
+    return SampleSource(ShardReader(shards, kind=ShardKind.SFT), load_processor(policy), render_tools=False)
+
+
+def data_module(shards: Path, policy: Path, *, batch: int, packed: bool, seed: int = 0) -> SearchVLSFTDataModule:
+    """The DataModule that reads them."""
+    return SearchVLSFTDataModule(
+        shards,
+        load_processor(policy),
+        batch_size=batch,
+        render_tools=False,
+        seed=seed,
+        lengths_dir=shards,
+        **({"packing": "batch"} if packed else {}),
+    )
+
+
+def passes_of(batch: Any) -> tuple[Any, ...]:
+    """Forward and backward passes of a batch."""
+    return getattr(batch, "passes", (batch,))
+
+
+def rows_of(batch: Any) -> int:
+    """Trajectories of a batch."""
+    return sum(len(one.valid) for one in passes_of(batch))
 
 
 def stored_lengths(shards: Path) -> list[int]:
@@ -68,27 +90,19 @@ class _Record(L.Callback):
         self._recorder.start()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        passes = getattr(batch, "passes", (batch,))
+        passes = passes_of(batch)
         tokens = sum(int(one.valid.sum()) for one in passes)
         places = sum(one.input_ids.numel() for one in passes)
-        self._recorder.end_step(tokens=tokens, places=places, rows=sum(len(one.valid) for one in passes))
+        self._recorder.end_step(tokens=tokens, places=places, rows=rows_of(batch))
 
 
 def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
     """Train an epoch and tell what was measured."""
     recorder = Recorder()
     torch.manual_seed(settings.seed)
-    policy, processor = load_policy(settings.policy), load_processor(settings.policy)
+    policy = load_policy(settings.policy)
     recorder.figures.update(_compared(policy, settings, packed=packed))
-    data = SearchVLSFTDataModule(
-        settings.shards,
-        processor,
-        batch_size=settings.batch,
-        render_tools=False,
-        seed=settings.seed,
-        lengths_dir=settings.shards,
-        **({"packing": "batch"} if packed else {}),
-    )
+    data = data_module(settings.shards, settings.policy, batch=settings.batch, packed=packed, seed=settings.seed)
     module = _TimedSFT(policy, recorder, lr=settings.lr, schedule="constant", warmup_ratio=0.0)
     trainer = L.Trainer(
         max_steps=settings.steps + 1,
@@ -105,7 +119,7 @@ def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
 
 def _compared(policy: Any, settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
     """Loss of the first rows before training."""
-    source = _source(settings)
+    source = sample_source(settings.shards, settings.policy)
     samples = [source.sample(index) for index in range(_CHECKED)]
     options = {"image_token_id": source.renderer.image_token_id, "merge_size": source.renderer.merge_size}
     batch: Any = pack(samples, **options) if packed else collate(samples, pad_id=source.renderer.pad_id, **options)

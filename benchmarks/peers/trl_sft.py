@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import corpus
-from datasets import Dataset, Image, List, load_dataset
+from datasets import Dataset, Image, List, concatenate_datasets, load_dataset
 from peers.measure import Recorder
 from peers.sft_data import SFTSettings, digest
 from transformers import AutoModelForImageTextToText, AutoProcessor, TrainerCallback
@@ -22,23 +22,22 @@ _CHECKED = 8
 
 def load_rows(source: Path) -> Dataset:
     """A corpus as TRL takes it: messages of structured content, and images decoded when read."""
-    files = [str(path) for path in corpus.source_files(source)]
-    rows = load_dataset("json", data_files=files, split="train")
-    folders = [path.parent for path in corpus.source_files(source)]
-    counts = [sum(1 for line in path.open(encoding="utf-8")) - 2 for path in corpus.source_files(source)]
-    roots = [str(folder) for folder, count in zip(folders, counts, strict=True) for _ in range(count)]
-    converted = rows.map(_converted, with_indices=True, fn_kwargs={"roots": roots}, remove_columns=rows.column_names)
-    return converted.cast_column("images", List(Image()))
+    parts = []
+    for path in corpus.source_files(source):
+        rows = load_dataset("json", data_files=str(path), split="train")
+        root = {"root": str(path.parent)}
+        parts.append(rows.map(_converted, fn_kwargs=root, remove_columns=rows.column_names))
+    return concatenate_datasets(parts).cast_column("images", List(Image()))
 
 
-def _converted(row: Mapping[str, Any], index: int, roots: list[str]) -> dict[str, Any]:
+def _converted(row: Mapping[str, Any], root: str) -> dict[str, Any]:
     messages = [{"role": "system", "content": _parts(row["system"])}]
     for turn in row["conversations"]:
         # the trainer fills in pictures of user turns alone; the template writes tool turns as just this
         wrapped = turn["from"] == "observation"
         text = f"<tool_response>\n{turn['value']}\n</tool_response>" if wrapped else turn["value"]
         messages.append({"role": _ROLES[turn["from"]], "content": _parts(text)})
-    return {"messages": messages, "images": [f"{roots[index]}/{name}" for name in row["images"]]}
+    return {"messages": messages, "images": [f"{root}/{name}" for name in row["images"]]}
 
 
 def _parts(text: str) -> list[dict[str, Any]]:
@@ -101,11 +100,11 @@ class _CountingTrainer(SFTTrainer):
             return super().compute_loss(*args, **kwargs)
 
 
-def make_trainer(settings: SFTSettings, rows: Dataset, sampling: str, recorder: Recorder) -> Any:
+def make_trainer(settings: SFTSettings, checkpoint: Path, rows: Dataset, sampling: str, recorder: Recorder) -> Any:
     """The trainer, with what it is measured by."""
     figures: dict[str, float] = {}
     policy = AutoModelForImageTextToText.from_pretrained(
-        settings.policy, dtype="float32", attn_implementation="sdpa", local_files_only=True
+        checkpoint, dtype="float32", attn_implementation="sdpa", local_files_only=True
     )
     config = SFTConfig(
         output_dir=str(Path(settings.folder) / "trl"),
@@ -135,7 +134,7 @@ def make_trainer(settings: SFTSettings, rows: Dataset, sampling: str, recorder: 
         policy,
         config,
         train_dataset=rows,
-        processing_class=load_processor(settings.policy),
+        processing_class=load_processor(checkpoint),
         callbacks=[_Record(recorder, figures)],
     )
 
@@ -146,7 +145,7 @@ def run(settings: SFTSettings, *, sampling: str) -> dict[str, Any]:
     rows = load_rows(settings.corpus)
     if sampling == "group_by_length":
         rows = rows.add_column("length", _lengths(settings))
-    trainer = make_trainer(settings, rows, sampling, recorder)
+    trainer = make_trainer(settings, settings.policy, rows, sampling, recorder)
     recorder.figures.update(_compared(trainer, rows.select(range(_CHECKED))))
     trainer.train()
     return recorder.report()
