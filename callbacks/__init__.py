@@ -8,6 +8,7 @@ from opensearch_lightning.callbacks.judge_logging import JudgeLogging
 from opensearch_lightning.callbacks.last_checkpoint import LastCheckpoint
 from opensearch_lightning.callbacks.progress import RolloutProgressBar
 from opensearch_lightning.callbacks.rollout import RolloutGeneration
+from opensearch_lightning.callbacks.throughput import ThroughputLogging
 from opensearch_lightning.callbacks.timing import StepTiming
 from opensearch_lightning.callbacks.tool_execution import ToolExecution
 from opensearch_lightning.callbacks.trajectory_log import TrajectoryLog
@@ -21,6 +22,7 @@ __all__ = [
     "RolloutGeneration",
     "RolloutProgressBar",
     "StepTiming",
+    "ThroughputLogging",
     "ToolExecution",
     "ToolUseCurves",
     "TrainingInterrupted",

@@ -23,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=Path, required=True, help="folder of the policy the training began with (its model.path)"
     )
+    parser.add_argument(
+        "--lora-alpha", type=float, help="of a checkpoint with adapters, to merge them: its model.policy.lora.alpha"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,20 +49,37 @@ def run(args: argparse.Namespace) -> int:
         generation = GenerationConfig.from_pretrained(args.model, local_files_only=True)
     dtype = config.dtype or torch.float32
     weights = in_dtype(consolidated_weights(args.checkpoint), dtype)
-    write_policy(weights, args.out, config=config, generation_config=generation, processor=processor)
+    write_policy(
+        weights,
+        args.out,
+        config=config,
+        generation_config=generation,
+        processor=processor,
+        lora_alpha=args.lora_alpha,
+    )
     print(f"done: {args.out}", file=sys.stdout)
     return 0
 
 
 def in_dtype(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies of the weights in main memory, of one type."""
-    return {name: weight.to("cpu", dtype, copy=True) for name, weight in weights}
+    """Copies of the weights in main memory, of one type; adapters, which are yet to be merged, in float32."""
+    from opensearch_lightning.models import is_adapter
+
+    return {name: weight.to("cpu", torch.float32 if is_adapter(name) else dtype, copy=True) for name, weight in weights}
 
 
 def write_policy(
-    weights: Mapping[str, Tensor], folder: Path, *, config: Any, processor: Any, generation_config: Any = None
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    config: Any,
+    processor: Any,
+    generation_config: Any = None,
+    lora_alpha: float | None = None,
 ) -> None:
     """Write a policy and its processor as ``folder``, in place of what lies there; all or nothing.
+
+    Adapters are merged into the weights they belong to, so that transformers alone loads what is written.
 
     Args:
         weights: value of each parameter by the policy's own names; of tied ones, any.
@@ -67,10 +87,21 @@ def write_policy(
         config: the policy's configuration.
         processor: saved beside it.
         generation_config: settings of generation, if the policy has some of its own.
+        lora_alpha: of the adapters among the weights, if there are any.
 
     Raises:
-        ConfigurationError: a parameter is missing, or there is one that the configuration does not know.
+        ConfigurationError: a parameter is missing, or there is one that the configuration does not know, or there are
+            adapters and no ``lora_alpha``.
     """
+    from opensearch_lightning.models import is_adapter, merge_adapters
+
+    if any(map(is_adapter, weights)):
+        if lora_alpha is None:
+            raise ConfigurationError(
+                "the weights hold adapters, and how strong they are is not known: give --lora-alpha, the "
+                "model.policy.lora.alpha of that run (see config.yaml in its folder)"
+            )
+        weights = merge_adapters(weights, lora_alpha)
     policy = _assembled(weights, config)
     if generation_config is not None:
         policy.generation_config = generation_config

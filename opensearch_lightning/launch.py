@@ -21,6 +21,7 @@ from opensearch_lightning.paths import check_folder
 
 if TYPE_CHECKING:
     from lightning import LightningDataModule, LightningModule, Trainer
+    from torch import Tensor
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells give it."""
@@ -505,6 +506,7 @@ def export_policy(built: Run, which: str) -> Path | None:
     import torch
 
     from opensearch_lightning.export import save_whole
+    from opensearch_lightning.models import full_weights, has_adapters
     from opensearch_lightning.strategies import is_deepspeed
 
     trainer, target = built.trainer, built.run_dir / "policy"
@@ -518,13 +520,31 @@ def export_policy(built: Run, which: str) -> Path | None:
         return target
     if best:
         built.module.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["state_dict"])
-    save_whole(built.shared["policy"], built.shared["processor"], target)
+    if has_adapters(built.shared["policy"]):
+        _write(built, target, dict(full_weights(built.shared["policy"])))
+    else:
+        save_whole(built.shared["policy"], built.shared["processor"], target)
     return target
+
+
+def _write(built: Run, target: Path, weights: Mapping[str, Tensor]) -> None:
+    from opensearch_lightning.export import write_policy
+    from opensearch_lightning.models import adapter_alpha
+
+    policy = built.shared["policy"]
+    write_policy(
+        weights,
+        target,
+        config=policy.config,
+        generation_config=policy.generation_config,
+        processor=built.shared["processor"],
+        lora_alpha=adapter_alpha(policy),
+    )
 
 
 def _export_from_ranks(built: Run, target: Path, best: str) -> None:
     """Every rank gives its part; the first puts them together and writes."""
-    from opensearch_lightning.export import in_dtype, write_policy
+    from opensearch_lightning.export import in_dtype
     from opensearch_lightning.models import full_weights
     from opensearch_lightning.strategies import consolidated_weights
 
@@ -537,13 +557,7 @@ def _export_from_ranks(built: Run, target: Path, best: str) -> None:
             if first:
                 weights |= in_dtype([(name, weight)], policy.dtype)
     if first:
-        write_policy(
-            weights,
-            target,
-            config=policy.config,
-            generation_config=policy.generation_config,
-            processor=built.shared["processor"],
-        )
+        _write(built, target, weights)
     built.trainer.strategy.barrier()
 
 

@@ -1,5 +1,6 @@
 """Qwen3-VL policies: loading, scoring, and tiny ones to begin with."""
 
+from opensearch_lightning.models.adapters import Lora, adapter_alpha, add_lora, has_adapters, is_adapter, merge_adapters
 from opensearch_lightning.models.loading import load_policy, load_processor
 from opensearch_lightning.models.output_layer import output_layer_scores
 from opensearch_lightning.models.policy import forbidden_token_ids, policy_logprobs, policy_scores
@@ -15,9 +16,12 @@ from opensearch_lightning.models.tiny import TinySizes, build_tiny_checkpoint, c
 from opensearch_lightning.models.weights import full_weights, is_sharded
 
 __all__ = [
+    "Lora",
     "RouterLosses",
     "SequenceParallel",
     "TinySizes",
+    "adapter_alpha",
+    "add_lora",
     "build_tiny_checkpoint",
     "chat_template",
     "check_routers",
@@ -25,9 +29,12 @@ __all__ = [
     "float32_router",
     "forbidden_token_ids",
     "full_weights",
+    "has_adapters",
+    "is_adapter",
     "is_sharded",
     "load_policy",
     "load_processor",
+    "merge_adapters",
     "output_layer_scores",
     "policy_logprobs",
     "policy_scores",

@@ -5,7 +5,9 @@ No mask over the whole row is ever built: time and memory grow with the segments
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,14 +15,21 @@ from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flash_attention import get_target_dtype
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import flash_attention_mask, sdpa_mask
+from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from opensearch_lightning.chat.packing import Segment
 from opensearch_lightning.errors import ConfigurationError
 
 SEGMENTED_SDPA = "segmented_sdpa"
 """Name of the implementation: transformers' ``"sdpa"``, but by segment where a call brings ``segments``."""
+
+FLASH = "flash_attention_2"
+
+SEGMENTED_FLASH = "segmented_flash_attention_2"
+"""Likewise of transformers' ``"flash_attention_2"``."""
 
 
 def attend_by_segment(model: Any) -> None:
@@ -33,17 +42,18 @@ def attend_by_segment(model: Any) -> None:
         model: a ``Qwen3VLForConditionalGeneration``.
 
     Raises:
-        ConfigurationError: if the text layers attend by another implementation than ``"sdpa"``.
+        ConfigurationError: if the text layers attend by another implementation than ``"sdpa"`` or
+            ``"flash_attention_2"``.
     """
-    config = model.config.text_config
-    if config._attn_implementation == SEGMENTED_SDPA:
+    config, by_segment = model.config.text_config, {"sdpa": SEGMENTED_SDPA, FLASH: SEGMENTED_FLASH}
+    if config._attn_implementation in by_segment.values():
         return
-    if config._attn_implementation != "sdpa":
+    if config._attn_implementation not in by_segment:
         raise ConfigurationError(
             f"the policy's attention is {config._attn_implementation!r}, which takes no packed rows; load it with "
-            'attn_implementation="sdpa" (on a GPU that runs flash kernels too)'
+            f'attn_implementation="sdpa" (on a GPU that runs flash kernels too) or "{FLASH}"'
         )
-    config._attn_implementation = SEGMENTED_SDPA
+    config._attn_implementation = by_segment[config._attn_implementation]
 
 
 def segmented_attention(
@@ -106,5 +116,66 @@ def segmented_attention(
     return torch.cat(outputs, dim=1), None
 
 
+def segmented_flash_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: Sequence[Segment] | None = None,
+    exchange: Callable[..., tuple[Tensor, None]] | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """As :func:`segmented_attention`, with one call of the flash-attn kernel for all segments of a row.
+
+    The kernel knows where segments begin, not which one continues which: with parents, or with ``exchange``,
+    :func:`segmented_attention` does the work.
+    """
+    if exchange is not None or any(segment.parent >= 0 for segment in segments or ()):
+        return segmented_attention(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            segments=segments,
+            exchange=exchange,
+            dropout=dropout,
+            scaling=scaling,
+        )
+    bounds = {} if segments is None else _bounds(tuple(segments), query.device)
+    attended: Tensor = _flash_attention_forward(
+        *(states.transpose(1, 2) for states in (query, key, value)),
+        attention_mask,
+        query_length=query.shape[2],
+        is_causal=True,
+        dropout=dropout,
+        softmax_scale=scaling,
+        target_dtype=get_target_dtype(query, module),
+        attn_implementation=FLASH,
+        **{**options, **bounds},
+    )
+    return attended, None
+
+
+# asked for in each layer of a pass
+@functools.lru_cache(maxsize=8)
+def _bounds(segments: tuple[Segment, ...], device: torch.device) -> dict[str, Any]:
+    """Where segments begin and end, and the longest, as transformers hands them to the kernel."""
+    lengths = [segment.length for segment in segments]
+    ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+
+
 AttentionInterface.register(SEGMENTED_SDPA, segmented_attention)
 AttentionMaskInterface.register(SEGMENTED_SDPA, sdpa_mask)
+AttentionInterface.register(SEGMENTED_FLASH, segmented_flash_attention)
+AttentionMaskInterface.register(SEGMENTED_FLASH, flash_attention_mask)

@@ -148,7 +148,8 @@ def _hidden(model: Any, batch: ModelBatch | PackedBatch, parallel: SequenceParal
     Every submodule runs, whether there are images or not, and in one order: ranks that share the weights gather those
     of each submodule together, with or without a gradient.
     """
-    without = batch.pixel_values is None and (torch.is_grad_enabled() or is_sharded(model))
+    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in model.model.visual.parameters())
+    without = batch.pixel_values is None and (learns or is_sharded(model))
     if isinstance(batch, PackedBatch):
         return _packed_hidden(model, batch, without, parallel)
     if parallel is not None:

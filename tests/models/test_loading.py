@@ -1,10 +1,11 @@
 import pytest
 import torch
+from PIL import Image
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import load_policy, load_processor
 from tests.models.test_router import moe
-from tests.models.tiny import tiny_policy, tiny_processor
+from tests.models.tiny import tiny_checkpoint, tiny_policy, tiny_processor
 
 
 @pytest.mark.parametrize("load", [load_policy, load_processor])
@@ -77,3 +78,54 @@ def test_routers_in_float32_need_routers(tmp_path):
     policy(input_ids=torch.arange(20, 30)[None])
     assert seen
     assert set(seen) == {torch.float32}
+
+
+def frozen_parts(**options):
+    """Parts of a policy without a trained parameter; the others are trained whole."""
+    policy = tiny_policy(**options)
+    visual = policy.model.visual
+    projector = [*visual.merger.parameters(), *visual.deepstack_merger_list.parameters()]
+    known = {id(parameter) for parameter in projector}
+    parts = {
+        "projector": projector,
+        "vision": [parameter for parameter in visual.parameters() if id(parameter) not in known],
+        "language": [*policy.model.language_model.parameters(), *policy.lm_head.parameters()],
+    }
+    states = {name: {parameter.requires_grad for parameter in part} for name, part in parts.items()}
+    assert all(len(state) == 1 for state in states.values())
+    return {name for name, state in states.items() if state == {False}}
+
+
+def test_parts_are_frozen_apart():
+    assert frozen_parts() == set()
+    assert frozen_parts(train_vision=False) == {"vision", "projector"}
+    assert frozen_parts(train_vision=False, train_projector=True) == {"vision"}
+    assert frozen_parts(train_projector=False) == {"projector"}
+    assert frozen_parts(train_language=False) == {"language"}
+    with pytest.raises(ConfigurationError, match="are all false, and nothing is left to train: set one"):
+        tiny_policy(train_vision=False, train_language=False)
+
+
+def test_pixels_are_limited_and_the_limit_is_saved(tmp_path):
+    picture = Image.new("RGB", (640, 480))
+
+    def tokens(processor):
+        return int(processor.image_processor([picture], return_tensors="pt")["image_grid_thw"].prod()) // 4
+
+    free, limited = tiny_processor(), load_processor(tiny_checkpoint(), max_pixels=5 * 1024, video_max_pixels=2048)
+    # 640 by 480 scaled to 82 by 62, and down to multiples of 32; the tiny checkpoint's own limit is 16,384
+    assert (tokens(free), tokens(limited)) == (12, 2)
+    limited.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_vl"}')
+    again = load_processor(tmp_path)
+    assert tokens(again) == 2
+    assert again.video_processor.size["longest_edge"] == 2048
+    assert again.image_processor.size["shortest_edge"] == free.image_processor.size["shortest_edge"] == 1024
+
+
+def test_a_limit_below_the_smallest_picture_lowers_that_too():
+    checkpoint = tiny_checkpoint()
+    size = load_processor(checkpoint, video_max_pixels=1024).video_processor.size
+    assert (size["shortest_edge"], size["longest_edge"]) == (1024, 1024)
+    with pytest.raises(ConfigurationError, match="max_pixels is 1023; set at least the 1024 pixels of one token"):
+        load_processor(checkpoint, max_pixels=1023)
