@@ -2,6 +2,7 @@
 
 from opensearch_lightning.chat.actions import CallLike, format_action, parse_action
 from opensearch_lightning.chat.collate import ModelBatch, TokenSequence, collate
+from opensearch_lightning.chat.cutting import cut_at_turn
 from opensearch_lightning.chat.images import ImageSource
 from opensearch_lightning.chat.packing import PackedBatch, Segment, pack, plan_packs
 from opensearch_lightning.chat.positions import mrope_positions
@@ -35,6 +36,7 @@ __all__ = [
     "Turn",
     "UserTurn",
     "collate",
+    "cut_at_turn",
     "format_action",
     "mrope_positions",
     "pack",

@@ -14,7 +14,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 # What fixes an order, in words for a refused checkpoint; of a digest only that it changed can be told.
 _IN_WORDS = {"global_batch": "world size × batch_size", "rows": "usable rows", "tasks": "usable tasks"}
-_DIGESTS = {"tokens": "the rows, the processor or the tools", "shards": "the tasks in the shards"}
+_DIGESTS = {
+    "tokens": "the rows, the processor or the tools",
+    "shards": "the tasks in the shards",
+    "chunks": "chunk_window, or how the rows lie in chunks",
+    "weights": "the weights or the sources",
+}
 
 
 class BatchSource(Protocol[T_co]):
@@ -32,14 +37,25 @@ class EndlessLoader(Generic[T_co]):
         source: makes the batches; with workers it is copied into each.
         start: number of the first batch; asked anew each time the loader is iterated.
         num_workers: processes that make batches ahead; 0 makes them in this one.
+        prepare: told the first number before workers start, to work out here what each of them would.
     """
 
-    def __init__(self, source: BatchSource[T_co], start: Callable[[], int], *, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        source: BatchSource[T_co],
+        start: Callable[[], int],
+        *,
+        num_workers: int = 0,
+        prepare: Callable[[int], object] = lambda start: None,
+    ) -> None:
         self._source, self._start, self._num_workers = source, start, num_workers
+        self._prepare = prepare
 
     def __iter__(self) -> Iterator[T_co]:
+        start = self._start()
+        self._prepare(start)
         loader = DataLoader(
-            _Stream(self._source, self._start()),
+            _Stream(self._source, start),
             batch_size=None,
             num_workers=self._num_workers,
             collate_fn=_as_is,
@@ -131,8 +147,8 @@ class ResumableDataModule(L.LightningDataModule):
                 )
         self._resumed = state_dict["batches"], self.trainer
 
-    def _endless(self, source: BatchSource[Any], *, num_workers: int) -> Iterable[Any]:
-        return self._for_trainer(EndlessLoader(source, self._trained, num_workers=num_workers))
+    def _endless(self, source: BatchSource[Any], **options: Any) -> Iterable[Any]:
+        return self._for_trainer(EndlessLoader(source, self._trained, **options))
 
     def _for_trainer(self, loader: Iterable[Any]) -> Iterable[Any]:
         if self.trainer is None or self.trainer.state.status != TrainerStatus.RUNNING:

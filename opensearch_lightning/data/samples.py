@@ -28,7 +28,8 @@ class SampleSource:
     def __init__(
         self, reader: ShardReader, processor: Any, *, render_tools: bool = True, cached_tokens: int = 64 * 2**20
     ) -> None:
-        self._reader = reader
+        self.reader = reader
+        """The rows as they were written."""
         self._processor = processor
         self._render_tools = render_tools
         self._room = cached_tokens
@@ -37,7 +38,7 @@ class SampleSource:
         self.renderer = self._renderers.without_tools
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return len(self.reader)
 
     def sample(self, index: int) -> TokenizedSample:
         """Row ``index`` as tokens and images.
@@ -45,7 +46,7 @@ class SampleSource:
         Raises:
             RenderError: an image cannot be used.
         """
-        record, encoded = self._reader[index]
+        record, encoded = self.reader[index]
         renderer = self._renderers.for_tools(record["tools"])
         kept = self._samples.get(index)
         if kept is not None:
@@ -62,17 +63,17 @@ class SampleSource:
         Raises:
             RenderError: as :meth:`sample`.
         """
-        return self._renderers.length(sft_row(*self._reader[index]))
+        return self._renderers.length(sft_row(*self.reader[index]))
 
     def name(self, index: int) -> str:
         """Id of row ``index``."""
-        return str(self._reader[index][0]["id"])
+        return str(self.reader[index][0]["id"])
 
     @cached_property
     def digest(self) -> str:
         """Digest of all that the tokens are a function of: rows, processor, tools."""
         parts = [
-            self._reader.digest,
+            self.reader.digest,
             self._processor.tokenizer.backend_tokenizer.to_str(),
             self._processor.image_processor.to_json_string(),
             str(self._render_tools),

@@ -1,50 +1,70 @@
 """The DataModule of supervised fine-tuning."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-import torch
-
-from opensearch_lightning.chat import ModelBatch, TokenizedSample, collate
+from opensearch_lightning.chat import SFTBatch
 from opensearch_lightning.data.drops import checked_max_dropped
-from opensearch_lightning.data.lengths import Lengths, measure, usable
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
-from opensearch_lightning.data.order import LengthOrder, Rows
-from opensearch_lightning.data.samples import SampleSource
-from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
+from opensearch_lightning.data.order import LengthOrder
+from opensearch_lightning.data.plan import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
+from opensearch_lightning.data.plan_stream import row_stream
+from opensearch_lightning.data.sft_batches import Layout, TrainBatches, ValLoader
+from opensearch_lightning.data.sft_rows import RowOpener, SFTRows, TooLong
+from opensearch_lightning.data.shards import Shards
+from opensearch_lightning.errors import ConfigurationError
+
+Packing = Literal["off", "batch", "tokens"]
 
 
 class SearchVLSFTDataModule(ResumableDataModule):
-    """Expert trajectories from shards, as padded batches, endlessly.
+    """Expert trajectories from shards, as padded or packed passes, endlessly.
 
-    Train with ``Trainer(max_steps=…)``: the train loader has no end, and validation is timed by
-    ``val_check_interval`` with ``check_val_every_n_epoch=None``. Batches hold rows of similar length and are a pure
-    function of the seed and their number; resuming from a checkpoint goes on behind the last batch trained. Each rank
-    takes its share of every global batch.
+    Train with ``Trainer(max_steps=…)``, where ``steps_per_epoch`` is one epoch: the train loader has no end, and
+    validation is timed by ``val_check_interval`` with ``check_val_every_n_epoch=None``. What an update holds is a pure
+    function of the seed and its number; resuming from a checkpoint goes on behind the last batch trained. Each rank
+    takes its share of every update.
 
     Args:
-        shards: one or more folders written by :func:`~opensearch_lightning.data.write_sft_shards`.
+        shards: one or more folders written by :func:`~opensearch_lightning.data.write_sft_shards`; paths,
+            ``s3://bucket/prefix`` or ``http(s)://host/path``.
         processor: a processor of Qwen3-VL.
-        batch_size: trajectories of a batch on one rank.
+        batch_size: trajectories of an update on one rank; with ``packing="tokens"`` packs.
         val_shards: folders of held-out trajectories; none: no validation.
         val_batch_size: trajectories of a validation batch on one rank; ``batch_size`` by default.
         seed: seed of the order.
-        max_length: tokens of a row, image tokens counted; a longer one is dropped whole and named.
+        packing: ``off`` pads rows of similar length. ``batch`` lays the ``batch_size`` × world size trajectories of an
+            update (Table 4 counts trajectories) in packs, level over the ranks. ``tokens`` plans an epoch in full
+            packs. No trajectory of a pack sees another, except a prompt that both begin with.
+        pack_tokens: most tokens of a pack; ``max_length`` by default.
+        micro_batch: without packing, most rows of a pass; ``None`` for one pass.
+        max_tokens_per_pass: without packing, most tokens of a pass, padding counted; ``None`` for one pass.
+        weights: weight of each source by name, 0 to leave it out: an epoch then is as many rows as the sources that
+            take part have, in these proportions. ``None``: every row once an epoch.
+        chunk_window: chunks (files of the shards) whose rows are shuffled together, for shards far away; ``None``
+            shuffles all rows together.
+        max_length: tokens of a row, image tokens counted.
+        too_long: what becomes of a longer row: it is dropped whole (``drop``), or cut behind the last turn of the
+            policy that fits (``cut``), and dropped only if there is none. Either is counted and named.
         max_dropped: largest fraction of dropped rows that is accepted.
         render_tools: put a row's tool schemas into its system turn, as the chat template does. Set it false for a
             system prompt that describes the tools itself.
-        window: batches that are sorted by length together.
+        window: batches that are sorted by length together, without packing.
         num_workers: processes that make batches ahead, and that measure the rows at the start.
         cached_tokens: how many tokens are kept in memory rather than rendered again.
         lengths_dir: folder in which the rows' lengths are kept from one start to the next, and for the other ranks
-            of a node. Large corpora take minutes to measure.
+            of a node, if they do not stand beside the shards. Large corpora take minutes to measure.
+        cache_dir: folder in which files of shards on other machines are kept; it needs room for all of them.
+        storage_options: of those machines: what boto3's client takes (``endpoint_url``, …), or ``headers`` for a web
+            server.
 
     Raises:
         DataError: from ``setup``, when shards are missing or too many rows are unusable.
-        ConfigurationError: ``max_dropped`` outside [0, 1]; from ``setup``, when a global batch takes more rows than
-            there are.
+        ConfigurationError: a setting outside its range; from ``setup``, when an update takes more rows than there are,
+            or weights do not fit the sources.
     """
 
     def __init__(
@@ -56,38 +76,61 @@ class SearchVLSFTDataModule(ResumableDataModule):
         val_shards: Shards | None = None,
         val_batch_size: int | None = None,
         seed: int = 3407,
+        packing: Packing = "off",
+        pack_tokens: int | None = None,
+        micro_batch: int | None = None,
+        max_tokens_per_pass: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        chunk_window: int | None = None,
         max_length: int = 32_000,
+        too_long: TooLong = "drop",
         max_dropped: float = 0.01,
         render_tools: bool = True,
         window: int = 64,
         num_workers: int = 0,
         cached_tokens: int = 64 * 2**20,
         lengths_dir: Path | str | None = None,
+        cache_dir: Path | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self._shards, self._val_shards = shards, val_shards
-        self._processor = processor
         self._batch_size, self._val_batch_size = batch_size, val_batch_size or batch_size
         self._seed, self._window, self._num_workers = seed, window, num_workers
-        self._max_length, self._max_dropped = max_length, checked_max_dropped(max_dropped)
-        self._render_tools, self._cached_tokens = render_tools, cached_tokens
-        self._lengths_dir = Path(lengths_dir) if lengths_dir is not None else None
-        self._train: _Split | None = None
-        self._val: _Split | None = None
+        self._packing, self._pack_tokens = packing, pack_tokens or max_length
+        self._micro_batch, self._max_tokens_per_pass = micro_batch, max_tokens_per_pass
+        self._weights = dict(weights) if weights is not None else None
+        self._chunk_window = chunk_window
+        self._opener = RowOpener(
+            processor=processor,
+            max_length=max_length,
+            max_dropped=checked_max_dropped(max_dropped),
+            too_long=too_long,
+            render_tools=render_tools,
+            cached_tokens=cached_tokens,
+            num_workers=num_workers,
+            lengths_dir=Path(lengths_dir) if lengths_dir is not None else None,
+            cache_dir=Path(cache_dir) if cache_dir is not None else None,
+            storage_options=storage_options,
+        )
+        self._check()
+        self._train: SFTRows | None = None
+        self._val: SFTRows | None = None
+        self._planned: tuple[int, Plan] | None = None
 
     def prepare_data(self) -> None:
         """Measure the rows on one rank of a node, for all of them."""
-        if self._lengths_dir is not None:
+        if self._opener.lengths_dir is not None:
             for shards in (self._shards, self._val_shards):
                 if shards is not None:
-                    self._measured(shards)
+                    self._opener.lengths(shards)
 
     def setup(self, stage: str | None = None) -> None:
         """Open the shards and measure their rows."""
         if self._train is None and stage in (None, "fit"):
-            self._train = self._open(self._shards)
+            self._train = SFTRows(self._shards, self._opener)
         if self._val is None and self._val_shards is not None and stage in (None, "fit", "validate"):
-            self._val = self._open(self._val_shards)
+            self._val = SFTRows(self._val_shards, self._opener)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Open the batch behind the precision plugin; it moves itself to the device."""
@@ -96,108 +139,133 @@ class SearchVLSFTDataModule(ResumableDataModule):
     @property
     def n_rows(self) -> int:
         """Usable training rows."""
-        return len(self._ready().rows)
+        return len(self._ready())
+
+    @property
+    def n_cut(self) -> int:
+        """Those of them that are cut."""
+        return self._ready().n_cut
 
     @property
     def steps_per_epoch(self) -> float:
-        """Batches in which every training row comes once."""
-        return self.n_rows / self._global_batch
+        """Updates of an epoch: with ``packing="tokens"`` of the first one, else its rows over those of an update."""
+        return self._plan().steps_per_epoch
 
-    def train_dataloader(self) -> Iterable[ModelBatch]:
+    @property
+    def packing_efficiency(self) -> float:
+        """Share of the first epoch's places that hold a token: of padded rows, or of the packs' ``pack_tokens``."""
+        return self._plan().efficiency
+
+    def epoch_of(self, number: int) -> int:
+        """The epoch in which update ``number`` begins, both from 0."""
+        return self._plan().epoch_of(number)
+
+    def train_dataloader(self) -> Iterable[SFTBatch]:
         """Batches of this rank, from behind the last one trained."""
-        split = self._ready()
-        order = LengthOrder(lengths=split.lengths, batch_size=self._global_batch, seed=self._seed, window=self._window)
-        batches = _TrainBatches(split, order, rank=self._rank, world_size=self._world_size)
-        return self._endless(batches, num_workers=self._num_workers)
+        plan, rank = self._plan(), self._rank
+        batches = TrainBatches(Layout(self._ready(), packed=self._packing != "off"), plan, rank=rank)
+        return self._endless(batches, num_workers=self._num_workers, prepare=lambda start: plan.passes(start, rank))
 
-    def val_dataloader(self) -> Iterable[ModelBatch]:
+    def val_dataloader(self) -> Iterable[SFTBatch]:
         """The held-out rows once, from short to long, with as many batches on every rank."""
         if self._val is None:
             self.setup("validate")
         if self._val is None:
             return []
-        loader = _ValLoader(self._val, batch_size=self._val_batch_size, rank=self._rank, world_size=self._world_size)
+        loader = ValLoader(
+            Layout(self._val, packed=self._packing != "off"),
+            batch_size=self._val_batch_size,
+            rank=self._rank,
+            world_size=self._world_size,
+            pass_settings=self._pass_settings(),
+        )
         return self._for_trainer(loader)
+
+    def _check(self) -> None:
+        if self._packing not in get_args(Packing):
+            raise ConfigurationError(f"packing={self._packing!r}; set one of {', '.join(get_args(Packing))}.")
+        if self._opener.too_long not in get_args(TooLong):
+            raise ConfigurationError(f"too_long={self._opener.too_long!r}; set one of {', '.join(get_args(TooLong))}.")
+        if self._pack_tokens < self._opener.max_length:
+            raise ConfigurationError(
+                f"pack_tokens={self._pack_tokens} has no room for a row of max_length={self._opener.max_length}; "
+                "raise it, or lower max_length."
+            )
+        limits = {"micro_batch": self._micro_batch, "max_tokens_per_pass": self._max_tokens_per_pass}
+        for name, value in limits.items():
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name}={value}; set at least 1, or null.")
+            if value is not None and self._packing != "off":
+                raise ConfigurationError(f"{name}={value} is of padded passes; with packing set pack_tokens instead.")
 
     @property
     def _global_batch(self) -> int:
         return self._batch_size * self._world_size
 
     def _order(self) -> Mapping[str, int | str]:
-        split = self._ready()
+        rows = self._ready()
+        chunks, mixture = rows.source.reader.chunks, (self._weights, rows.source.reader.sources)
         return {
             "seed": self._seed,
             "global_batch": self._global_batch,
-            "window": self._window,
-            "rows": len(split.rows),
-            "tokens": split.source.digest,
+            "window": self._window if self._packing == "off" else 0,
+            "rows": len(rows),
+            "tokens": rows.source.digest,
+            "packing": self._packing,
+            "pack_tokens": self._pack_tokens if self._packing != "off" else 0,
+            "too_long": f"cut at {self._opener.max_length}" if rows.n_cut else "drop",
+            "chunks": _digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",
+            "weights": _digest(mixture) if self._weights is not None else "",
         }
 
-    def _ready(self) -> "_Split":
+    def _ready(self) -> SFTRows:
         if self._train is None:
             self.setup("fit")
         assert self._train is not None
         return self._train
 
-    def _measured(self, shards: Shards) -> tuple[SampleSource, Lengths]:
-        source = SampleSource(
-            ShardReader(shards, kind=ShardKind.SFT),
-            self._processor,
-            render_tools=self._render_tools,
-            cached_tokens=self._cached_tokens,
+    def _plan(self) -> Plan:
+        # the world size is known only when a Trainer is attached
+        if self._planned is None or self._planned[0] != self._world_size:
+            self._planned = self._world_size, self._make_plan()
+        return self._planned[1]
+
+    def _make_plan(self) -> Plan:
+        rows, world_size = self._ready(), self._world_size
+        stream = row_stream(
+            source_ids=rows.source_ids,
+            sources=rows.sources,
+            weights=self._weights,
+            seed=self._seed,
+            chunks=rows.chunks(self._chunk_window),
         )
-        return source, measure(source, num_workers=self._num_workers, folder=self._lengths_dir)
-
-    def _open(self, shards: Shards) -> "_Split":
-        source, measured = self._measured(shards)
-        rows, lengths = usable(source, measured, max_length=self._max_length, max_dropped=self._max_dropped)
-        return _Split(source, rows, lengths)
-
-
-class _Split:
-    def __init__(self, source: SampleSource, rows: Rows, lengths: Lengths) -> None:
-        self.source, self.rows, self.lengths = source, rows, lengths
-
-    def collate(self, samples: Sequence[TokenizedSample]) -> ModelBatch:
-        renderer = self.source.renderer
-        return collate(
-            samples,
-            pad_id=renderer.pad_id,
-            image_token_id=renderer.image_token_id,
-            merge_size=renderer.merge_size,
+        if self._packing == "tokens":
+            return FullPackPlan(
+                stream,
+                lengths=rows.lengths,
+                batch_size=self._batch_size,
+                world_size=world_size,
+                pack_tokens=self._pack_tokens,
+                seed=self._seed,
+            )
+        if self._packing == "batch":
+            return BatchPackPlan(
+                stream,
+                lengths=rows.lengths,
+                batch_size=self._global_batch,
+                world_size=world_size,
+                pack_tokens=self._pack_tokens,
+            )
+        order = LengthOrder(
+            lengths=rows.lengths, batch_size=self._global_batch, seed=self._seed, window=self._window, stream=stream
         )
+        return PaddedPlan(order, lengths=rows.lengths, world_size=world_size, **self._pass_settings())
+
+    def _pass_settings(self) -> dict[str, int | None]:
+        if self._packing != "off":
+            return {"max_tokens": self._pack_tokens}
+        return {"micro_batch": self._micro_batch, "max_tokens": self._max_tokens_per_pass}
 
 
-class _TrainBatches:
-    def __init__(self, split: _Split, order: LengthOrder, *, rank: int, world_size: int) -> None:
-        self._split, self._order = split, order
-        self._rank, self._world_size = rank, world_size
-
-    def batch(self, number: int) -> ModelBatch:
-        # Every n-th of rows sorted by length: the ranks get about as many tokens each.
-        own = self._order.batch(number)[self._rank :: self._world_size]
-        return self._split.collate([self._split.source.sample(int(row)) for row in self._split.rows[own]])
-
-
-class _ValLoader:
-    """Sized, and no DataLoader: Lightning would split one among the ranks once more."""
-
-    def __init__(self, split: _Split, *, batch_size: int, rank: int, world_size: int) -> None:
-        self._split = split
-        self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
-        self._rows = split.rows[split.lengths.argsort(kind="stable")]
-
-    def __len__(self) -> int:
-        return -(-len(self._rows) // (self._batch_size * self._world_size))
-
-    def __iter__(self) -> Iterator[ModelBatch]:
-        size = self._batch_size * self._world_size
-        for start in range(0, len(self._rows), size):
-            own = self._rows[start : start + size][self._rank :: self._world_size]
-            samples = [self._split.source.sample(int(row)) for row in own]
-            # A rank left without a row still takes part: it reads one that counts nothing.
-            yield self._split.collate(samples or [_unsupervised(self._split.source.sample(int(self._rows[0])))])
-
-
-def _unsupervised(sample: TokenizedSample) -> TokenizedSample:
-    return replace(sample, step_ids=torch.full_like(sample.step_ids, -1))
+def _digest(parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -3,16 +3,22 @@
 A sample is ``{"record": JSON, "sizes": JSON list of byte counts, "blob": the images joined}``: lists of byte strings
 and lists of varying length are what LitData refuses or silently cuts. The blob is a tensor of bytes because LitData
 packs samples of plain bytes alone into record batches, and reads hundreds of rows to return one. Beside LitData's
-``index.json`` stands ``shards.json`` with the kind of rows, their number and a digest of their contents.
+``index.json`` stands ``shards.json`` with the kind of rows, their number, a digest of their contents and, if rows of
+several sources were written, ``"sources": [[name, rows], …]`` in row order.
 """
 
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from opensearch_lightning.data.remote import RemoteFolder, is_remote
 from opensearch_lightning.errors import DataError
 
 META = "shards.json"
@@ -31,23 +37,32 @@ class ShardReader:
     """Random access to the rows of one or more shard folders, joined in the order given.
 
     Args:
-        folders: shard folders.
+        folders: shard folders: paths, ``s3://bucket/prefix``, ``http(s)://host/path``.
         kind: what the rows must be.
+        cache_dir: where files of folders on other machines are kept; each is fetched when a row of it is first read.
+        storage_options: of the other machines; see :class:`~opensearch_lightning.data.remote.RemoteFolder`.
 
     Raises:
-        DataError: a folder is missing, holds no shards, or shards of another kind.
+        DataError: a folder is missing, cannot be reached, holds no shards, or shards of another kind.
+        ConfigurationError: a folder lies on another machine and there is no ``cache_dir``.
     """
 
-    def __init__(self, folders: Shards, *, kind: ShardKind) -> None:
-        listed = [folders] if isinstance(folders, Path | str) else list(folders)
+    def __init__(
+        self,
+        folders: Shards,
+        *,
+        kind: ShardKind,
+        cache_dir: Path | str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        listed = folder_list(folders)
         if not listed:
             raise DataError("no shard folder given.")
-        metas = [_read_meta(Path(folder), kind) for folder in listed]
-        self.digest = hashlib.sha256("".join(meta["digest"] for meta in metas).encode()).hexdigest()
-        self._ends: list[int] = []
-        self._sets = [_open(Path(folder), meta["rows"]) for folder, meta in zip(listed, metas, strict=True)]
-        for meta in metas:
-            self._ends.append((self._ends[-1] if self._ends else 0) + meta["rows"])
+        self._folders = [_open(folder, kind, cache_dir, storage_options) for folder in listed]
+        self.digest = hashlib.sha256("".join(folder.digest for folder in self._folders).encode()).hexdigest()
+        self._ends = list(accumulate(folder.rows for folder in self._folders))
+        self._sets: dict[int, Any] = {}
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -55,8 +70,10 @@ class ShardReader:
     def __getitem__(self, index: int) -> tuple[dict[str, Any], tuple[bytes, ...]]:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        part = next(i for i, end in enumerate(self._ends) if index < end)
-        sample = self._sets[part][index - (self._ends[part - 1] if part else 0)]
+        part = bisect_right(self._ends, index)
+        place = index - (self._ends[part - 1] if part else 0)
+        self._folders[part].ready(place)
+        sample = self._set(part)[place]
         blob = memoryview(sample["blob"].numpy())
         images, start = [], 0
         for size in json.loads(bytes(sample["sizes"])):
@@ -64,11 +81,97 @@ class ShardReader:
             start += size
         return json.loads(bytes(sample["record"])), tuple(images)
 
+    @property
+    def sources(self) -> tuple[tuple[str, int], ...]:
+        """Names of the sources with their rows, as runs in row order; one without a name has its folder's."""
+        return tuple(run for folder in self._folders for run in folder.sources)
 
-def _read_meta(folder: Path, kind: ShardKind) -> dict[str, Any]:
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Rows of each chunk file, in row order."""
+        return tuple(rows for folder in self._folders for _, rows in folder.chunks)
+
+    def beside(self, name: str) -> Path | None:
+        """A file that stands beside the chunks of a single folder; ``None`` if there is none.
+
+        Raises:
+            DataError: it cannot be fetched.
+        """
+        assert len(self._folders) == 1, "one folder"
+        return self._folders[0].find(name)
+
+    def _set(self, part: int) -> Any:
+        # Processes that share an open file share the place in it, so one that was forked opens its own.
+        if self._pid != os.getpid():
+            self._sets, self._pid = {}, os.getpid()
+        if part not in self._sets:
+            from litdata import StreamingDataset
+
+            self._sets[part] = StreamingDataset(str(self._folders[part].local))
+        return self._sets[part]
+
+
+def folder_list(folders: Shards) -> list[Path | str]:
+    """One or more folders as a list."""
+    return [folders] if isinstance(folders, Path | str) else list(folders)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Folder:
+    local: Path
+    rows: int
+    digest: str
+    sources: tuple[tuple[str, int], ...]
+    chunks: tuple[tuple[str, int], ...]
+    chunk_ends: tuple[int, ...]
+    remote: RemoteFolder | None
+
+    def ready(self, row: int) -> None:
+        """Fetch the chunk of a row."""
+        if self.remote is not None:
+            self.remote.fetch(self.chunks[bisect_right(self.chunk_ends, row)][0], self.digest)
+
+    def find(self, name: str) -> Path | None:
+        """A file beside the chunks."""
+        if self.remote is not None:
+            return self.remote.find(name, self.digest)
+        return self.local / name if (self.local / name).exists() else None
+
+
+def _open(
+    folder: Path | str, kind: ShardKind, cache_dir: Path | str | None, storage_options: Mapping[str, Any] | None
+) -> _Folder:
+    remote = RemoteFolder(str(folder), cache_dir, storage_options) if is_remote(folder) else None
+    meta = _read_meta(folder, kind, remote)
+    local = Path(folder) if remote is None else remote.fetch("index.json", meta["digest"]).parent
+    # not the length of LitData's dataset, which is the share of one of the ranks that see each other
+    index = json.loads((local / "index.json").read_text())
+    chunks = tuple((chunk["filename"], chunk["chunk_size"]) for chunk in index["chunks"])
+    ends = tuple(accumulate(rows for _, rows in chunks))
+    held = ends[-1] if ends else 0
+    if held != meta["rows"]:
+        raise DataError(f"{folder} holds {held} rows, its {META} says {meta['rows']}; write it anew.")
+    name = str(folder).rstrip("/").rsplit("/", 1)[-1]
+    sources = tuple((str(source), int(rows)) for source, rows in meta.get("sources", [[name, meta["rows"]]]))
+    if sum(rows for _, rows in sources) != meta["rows"]:
+        raise DataError(f"{folder} holds {meta['rows']} rows, its sources {sources}; write it anew.")
+    return _Folder(
+        local=local,
+        rows=meta["rows"],
+        digest=meta["digest"],
+        sources=sources,
+        chunks=chunks,
+        chunk_ends=ends,
+        remote=remote,
+    )
+
+
+def _read_meta(folder: Path | str, kind: ShardKind, remote: RemoteFolder | None) -> dict[str, Any]:
     try:
-        meta = json.loads((folder / META).read_text())
+        meta = json.loads(remote.read(META) if remote is not None else (Path(folder) / META).read_bytes())
     except (OSError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
         raise DataError(
             f"{folder} is no folder of shards ({error}); write it with write_sft_shards or write_rl_shards."
         ) from error
@@ -79,14 +182,3 @@ def _read_meta(folder: Path, kind: ShardKind) -> dict[str, Any]:
     if meta["kind"] != kind:
         raise DataError(f"{folder} holds {meta['kind']} rows where {kind} rows are needed.")
     return meta
-
-
-def _open(folder: Path, rows: int) -> Any:
-    from litdata import StreamingDataset
-
-    dataset = StreamingDataset(str(folder))
-    # not len(dataset), which is the share of one of the ranks that see each other
-    held = sum(chunk["chunk_size"] for chunk in json.loads((folder / "index.json").read_text())["chunks"])
-    if held != rows:
-        raise DataError(f"{folder} holds {held} rows, its {META} says {rows}; write it anew.")
-    return dataset

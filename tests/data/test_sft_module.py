@@ -1,6 +1,7 @@
 import json
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from opensearch_lightning.chat import ChatRenderer, ModelBatch
+from opensearch_lightning.chat import ChatRenderer, ModelBatch, PackedBatch, SFTBatch
 from opensearch_lightning.data import SearchVLSFTDataModule, ShardKind, ShardReader, write_sft_shards
 from opensearch_lightning.data.lengths import measure
 from opensearch_lightning.data.samples import SampleSource
@@ -30,12 +31,36 @@ def module(shards: Any, **options: Any) -> SearchVLSFTDataModule:
     return SearchVLSFTDataModule(shards, tiny_processor(), **{"batch_size": 4, **options})
 
 
-def taught(batch: ModelBatch) -> list[list[str]]:
+def only(batch: SFTBatch) -> ModelBatch:
+    """The one padded pass of a batch."""
+    (one,) = batch.passes
+    assert isinstance(one, ModelBatch)
+    return one
+
+
+def padded_rows(loader: Any) -> Iterator[ModelBatch]:
+    return map(only, loader)
+
+
+def rows_of(one: ModelBatch | PackedBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens and steps of each row of a pass."""
+    if isinstance(one, ModelBatch):
+        return [
+            (ids[valid], steps[valid]) for ids, steps, valid in zip(one.input_ids, one.step_ids, one.valid, strict=True)
+        ]
+    return [
+        (one.input_ids[0, places[valid]], steps[valid])
+        for places, steps, valid in zip(one.index_BT, one.step_ids, one.valid, strict=True)
+    ]
+
+
+def taught(batch: SFTBatch) -> list[list[str]]:
     """Of each row what the policy is taught, turn by turn."""
     renderer = tiny_renderer()
     return [
         [renderer.decode(ids[steps == step].tolist()) for step in range(int(steps.max()) + 1)]
-        for ids, steps in zip(batch.input_ids, batch.step_ids, strict=True)
+        for one in batch.passes
+        for ids, steps in rows_of(one)
     ]
 
 
@@ -45,11 +70,12 @@ def first_turns(batches: Any, number: int) -> list[str]:
 
 def test_batches_hold_the_rows(shards: Path) -> None:
     data = module(shards)
-    batch = next(iter(data.train_dataloader()))
+    whole = next(iter(data.train_dataloader()))
+    batch = only(whole)
     assert batch.input_ids.shape[0] == 4
     assert batch.image_grid_thw is not None
     assert len(batch.image_grid_thw) == 4
-    for turns in taught(batch):
+    for turns in taught(whole):
         number = turns[0].split('"town ')[1].split('"')[0]
         assert turns == [call(f"town {number}"), answer(f"town {number}")]
     renderer = tiny_renderer()
@@ -70,7 +96,8 @@ def test_every_row_comes_once_an_epoch(shards: Path) -> None:
 def test_kept_tokens_change_nothing(shards: Path) -> None:
     kept, rendered = module(shards), module(shards, cached_tokens=0)
     for _ in range(2):  # the second pass reads what the first kept
-        for one, other in islice(zip(kept.train_dataloader(), rendered.train_dataloader(), strict=False), 6):
+        pairs = zip(padded_rows(kept.train_dataloader()), padded_rows(rendered.train_dataloader()), strict=False)
+        for one, other in islice(pairs, 6):
             for name, value in vars(one).items():
                 assert torch.equal(value, getattr(other, name)), name
 
@@ -90,13 +117,15 @@ def test_more_rows_a_batch_than_there_are_is_refused(shards: Path) -> None:
 
 
 def test_rows_too_long_are_dropped_whole_and_named(shards: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lengths = sorted(int(batch.valid.sum()) for batch in islice(module(shards, batch_size=1).train_dataloader(), 12))
+    lengths = sorted(
+        int(batch.valid.sum()) for batch in islice(padded_rows(module(shards, batch_size=1).train_dataloader()), 12)
+    )
     with caplog.at_level(logging.WARNING):
         data = module(shards, max_length=lengths[-2], max_dropped=0.1)
         assert data.n_rows == 11
     # row 5 has the longest observation: 5·7 mod 12 = 11
     assert f"1 of 12 rows dropped: too_long 1 (row-5: {lengths[-1]} tokens)" in caplog.text
-    kept = {int(batch.valid.sum(1).max()) for batch in islice(data.train_dataloader(), 6)}
+    kept = {int(batch.valid.sum(1).max()) for batch in islice(padded_rows(data.train_dataloader()), 6)}
     assert max(kept) == lengths[-2]
     with pytest.raises(DataError, match=r"2 of 12 rows dropped: too_long 2 \(row-.*at most 10\.0% may be"):
         module(shards, max_length=lengths[-3], max_dropped=0.1).setup()
@@ -106,7 +135,7 @@ def test_length_counts_image_tokens(tmp_path: Path) -> None:
     rows = [row(i, images=[picture(i, side)]) for i, side in enumerate((32, 128))]
     write_sft_shards(rows, tmp_path / "s")
     small = 1  # a picture of 32 × 32 is one token, one of 128 × 128 sixteen
-    batch = next(iter(module(tmp_path / "s", batch_size=2).train_dataloader()))
+    batch = next(padded_rows(module(tmp_path / "s", batch_size=2).train_dataloader()))
     images = (batch.input_ids == tiny_renderer().image_token_id).sum(1).tolist()
     assert images == [small, 16 * small]
     limit = int(batch.valid.sum(1).max()) - 1
@@ -117,7 +146,7 @@ def test_length_counts_image_tokens(tmp_path: Path) -> None:
 def test_tools_of_a_row_reach_its_system_turn(tmp_path: Path, render_tools: bool) -> None:
     write_sft_shards([row(0, tools=json.dumps([CROP])), row(1)], tmp_path / "s")
     data = module(tmp_path / "s", batch_size=2, render_tools=render_tools)
-    batch = next(iter(data.train_dataloader()))
+    batch = next(padded_rows(data.train_dataloader()))
     texts = [
         tiny_renderer().decode(ids[valid].tolist()) for ids, valid in zip(batch.input_ids, batch.valid, strict=True)
     ]
@@ -171,14 +200,14 @@ def test_batches_pass_through_every_precision(shards: Path, precision: Any) -> N
     assert len(recorder.trained) == 2
     assert len(recorder.validated) == 6
     # and outside of a running Trainer the loaders yield plain batches
-    assert isinstance(next(iter(data.train_dataloader())), ModelBatch)
+    assert isinstance(next(iter(data.train_dataloader())), SFTBatch)
 
 
 def test_turns_without_images(tmp_path: Path) -> None:
     turns = conversation(("human", "Q"), ("gpt", answer("a")))
     write_sft_shards([{"conversations": turns}, {"conversations": turns}], tmp_path / "s")
     batch = next(iter(module(tmp_path / "s", batch_size=2).train_dataloader()))
-    assert batch.pixel_values is None
+    assert only(batch).pixel_values is None
     assert taught(batch) == [[answer("a")], [answer("a")]]
 
 

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from opensearch_lightning.chat import ModelBatch
+from opensearch_lightning.chat import SFTBatch
 from opensearch_lightning.types import RolloutBatch
 
 
@@ -20,8 +20,8 @@ def key(batch: Any) -> Any:
     """What a batch holds, to compare by."""
     if isinstance(batch, RolloutBatch):
         return tuple(task.id for task in batch.tasks)
-    assert isinstance(batch, ModelBatch)
-    return batch.input_ids.numpy().tobytes()
+    assert isinstance(batch, SFTBatch)
+    return tuple(one.input_ids.numpy().tobytes() for one in batch.passes)
 
 
 class Recorder(L.LightningModule):
