@@ -5,23 +5,42 @@ from opensearch_lightning.data.order import EpochOrder, LengthOrder
 from opensearch_lightning.data.rl_module import SearchVLRLDataModule
 from opensearch_lightning.data.rows import write_rl_shards, write_sft_shards
 from opensearch_lightning.data.sft_module import SearchVLSFTDataModule
+from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.shard_writer import write_shards
 from opensearch_lightning.data.shards import ShardKind, ShardReader
-from opensearch_lightning.data.sharegpt import SFTRow, parse_sharegpt, read_sharegpt
+from opensearch_lightning.data.sharegpt import parse_sharegpt, read_sharegpt
+from opensearch_lightning.data.sources import (
+    Duplicates,
+    ImageStore,
+    Source,
+    open_source,
+    parse_rl,
+    parse_sft,
+    read_records,
+    short_answer,
+)
 
 __all__ = [
     "DropReason",
     "DropReport",
+    "Duplicates",
     "EpochOrder",
+    "ImageStore",
     "LengthOrder",
     "SFTRow",
     "SearchVLRLDataModule",
     "SearchVLSFTDataModule",
     "ShardKind",
     "ShardReader",
+    "Source",
     "UnusableRow",
+    "open_source",
+    "parse_rl",
+    "parse_sft",
     "parse_sharegpt",
+    "read_records",
     "read_sharegpt",
+    "short_answer",
     "write_rl_shards",
     "write_sft_shards",
     "write_shards",

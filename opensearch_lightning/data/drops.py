@@ -14,6 +14,8 @@ class DropReason(StrEnum):
     BAD_RECORD = "bad_record"
     BAD_TEXT = "bad_text"
     BAD_TOOLS = "bad_tools"
+    BAD_CALL = "bad_call"
+    TWO_SYSTEM_PROMPTS = "two_system_prompts"
     CONTROL_STRINGS_IN_TOOLS = "control_strings_in_tools"
     UNKNOWN_ROLE = "unknown_role"
     TURN_ORDER = "turn_order"
@@ -22,7 +24,13 @@ class DropReason(StrEnum):
     ENDS_WITHOUT_POLICY = "ends_without_policy"
     IMAGE_COUNT = "image_count"
     MISSING_IMAGE = "missing_image"
+    AMBIGUOUS_IMAGE = "ambiguous_image"
+    REMOTE_IMAGE = "remote_image"
     BROKEN_IMAGE = "broken_image"
+    NO_QUESTION = "no_question"
+    NO_ANSWER = "no_answer"
+    NO_SHORT_ANSWER = "no_short_answer"
+    DUPLICATE = "duplicate"
     TOO_LONG = "too_long"
 
 

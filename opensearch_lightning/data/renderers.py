@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opensearch_lightning.chat import ChatRenderer
-from opensearch_lightning.data.sharegpt import SFTRow
+from opensearch_lightning.data.sft_row import SFTRow
 
 # A renderer holds its schemas and shares the rest; corpora in which every row has tools of its own exist.
 _KEPT = 256

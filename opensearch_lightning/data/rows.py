@@ -108,21 +108,28 @@ def write_rl_shards(tasks: Iterable[Task], out: Path | str, *, chunk_bytes: int 
 def _task_records(tasks: Iterable[Task]) -> Iterator[Record]:
     seen: set[str] = set()
     for task in tasks:
-        _check_texts(task)
+        record = task_record(task)
         if task.id in seen:
             raise DataError(f"task id {task.id!r} comes twice; groups are formed by id, so give each task its own.")
         seen.add(task.id)
-        images = _task_images(task)
-        yield (
-            {
-                "id": task.id,
-                "question": task.question,
-                "answer": task.answer,
-                "aliases": list(task.aliases),
-                "metadata": dict(task.metadata),
-            },
-            images,
-        )
+        yield record
+
+
+def task_record(task: Task) -> Record:
+    """A task as it is stored.
+
+    Raises:
+        DataError: a text is missing or none, or an image cannot be decoded or is too long.
+    """
+    _check_texts(task)
+    images = _task_images(task)
+    return {
+        "id": task.id,
+        "question": task.question,
+        "answer": task.answer,
+        "aliases": list(task.aliases),
+        "metadata": dict(task.metadata),
+    }, images
 
 
 def _check_texts(task: Task) -> None:

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,80 @@ from opensearch_lightning.errors import DataError
 
 Record = tuple[Mapping[str, Any], Sequence[bytes]]
 """A JSON-able mapping, and its images as encoded files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunks:
+    """Chunk files that one writer made, as LitData's index describes them, and the digest of each row in hex."""
+
+    files: Sequence[Mapping[str, Any]]
+    config: Mapping[str, Any]
+    digests: Sequence[str]
+
+
+class ChunkWriter:
+    """Appends rows to chunk files in a folder; they come out the same whatever else runs.
+
+    Args:
+        folder: an existing folder that holds no chunks.
+        chunk_bytes: size of a chunk file.
+    """
+
+    def __init__(self, folder: Path, *, chunk_bytes: int) -> None:
+        # LitData's `optimize` would leave folders in the temporary directory and stop only at its end; this is the
+        # writer that it runs in each of its processes. Imported late: litdata takes 500 MB.
+        from litdata.streaming.writer import BinaryWriter
+
+        self._folder = folder
+        self._writer = BinaryWriter(str(folder), chunk_bytes=chunk_bytes)
+        self._digests: list[str] = []
+
+    def add(self, record: Mapping[str, Any], images: Sequence[bytes]) -> str:
+        """Append a row; returns its digest.
+
+        Raises:
+            DataError: the record is no JSON.
+        """
+        sample = _encode(record, images)
+        digest = hashlib.sha256()
+        for part in sample.values():
+            digest.update(len(part).to_bytes(8, "big") + part)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
+            self._writer[len(self._digests)] = {**sample, "blob": _tensor(sample["blob"])}
+        self._digests.append(digest.hexdigest())
+        return self._digests[-1]
+
+    def close(self) -> Chunks:
+        """Write what is left; without rows there are no files."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
+            self._writer.done()
+        # `merge` of LitData's writer waits for every rank of a process group and stamps the time.
+        parts = list(self._folder.glob("*.index.json"))
+        if not parts:
+            return Chunks(files=(), config={}, digests=())
+        assert len(parts) == 1, f"{len(parts)} index files of one writer"
+        index = json.loads(parts[0].read_text())
+        parts[0].unlink()
+        return Chunks(files=index["chunks"], config=index["config"], digests=self._digests)
+
+
+def write_index(folder: Path, chunks: Chunks, *, kind: ShardKind, **more: Any) -> None:
+    """Make a folder of chunk files a folder of shards.
+
+    Args:
+        folder: holds the files.
+        chunks: all of them, in the order of their rows.
+        kind: what the rows are.
+        more: what else to say in ``shards.json``.
+    """
+    # of the rows alone: however they are cut into files, what was measured of them stays true
+    digest = hashlib.sha256("".join(chunks.digests).encode()).hexdigest()
+    index = {"chunks": chunks.files, "config": chunks.config, "updated_at": digest[:16]}
+    (folder / "index.json").write_text(json.dumps(index, sort_keys=True))
+    meta = {"format": FORMAT, "kind": kind, "rows": len(chunks.digests), "digest": digest, **more}
+    (folder / META).write_text(json.dumps(meta, indent=1) + "\n")
 
 
 def write_shards(records: Iterable[Record], out: Path | str, *, kind: ShardKind, chunk_bytes: int = 64 * 2**20) -> int:
@@ -43,47 +118,19 @@ def write_shards(records: Iterable[Record], out: Path | str, *, kind: ShardKind,
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
     try:
-        rows, digest = _write_chunks(records, partial, chunk_bytes)
-        if rows == 0:
+        writer = ChunkWriter(partial, chunk_bytes=chunk_bytes)
+        for record, images in records:
+            writer.add(record, images)
+        chunks = writer.close()
+        if not chunks.digests:
             raise DataError(f"no rows to write to {out}.")
-        _write_index(partial, digest)
-        meta = {"format": FORMAT, "kind": kind, "rows": rows, "digest": digest}
-        (partial / META).write_text(json.dumps(meta, indent=1) + "\n")
+        write_index(partial, chunks, kind=kind)
         partial.chmod(0o755)
         os.rename(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return rows
-
-
-def _write_chunks(records: Iterable[Record], folder: Path, chunk_bytes: int) -> tuple[int, str]:
-    # LitData's `optimize` would start processes and leave folders in the temporary directory; this is the writer
-    # that it runs in each of them. Imported late: litdata takes 500 MB.
-    from litdata.streaming.writer import BinaryWriter
-
-    writer = BinaryWriter(str(folder), chunk_bytes=chunk_bytes)
-    digest = hashlib.sha256()
-    rows = 0
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
-        for record, images in records:
-            sample = _encode(record, images)
-            for part in sample.values():
-                digest.update(len(part).to_bytes(8, "big") + part)
-            writer[rows] = {**sample, "blob": _tensor(sample["blob"])}
-            rows += 1
-        writer.done()
-    return rows, digest.hexdigest()
-
-
-def _write_index(folder: Path, digest: str) -> None:
-    # `merge` of the writer waits for every rank of a process group and stamps the time; one process has written all.
-    parts = list(folder.glob("*.index.json"))
-    assert len(parts) == 1, f"{len(parts)} index files of one writer"
-    index = json.loads(parts[0].read_text())
-    parts[0].unlink()
-    (folder / "index.json").write_text(json.dumps({**index, "updated_at": digest[:16]}, sort_keys=True))
+    return len(chunks.digests)
 
 
 def _encode(record: Mapping[str, Any], images: Sequence[bytes]) -> dict[str, bytes]:

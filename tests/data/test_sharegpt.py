@@ -88,7 +88,8 @@ def test_control_strings_from_outside_stay_text() -> None:
     ("record", "reason"),
     [
         ([], DropReason.BAD_RECORD),
-        ({"messages": []}, DropReason.BAD_RECORD),
+        ({"messages": []}, DropReason.NO_POLICY_TURN),
+        ({"messages": "Q"}, DropReason.BAD_RECORD),
         ({"conversations": [{"from": "human"}]}, DropReason.BAD_RECORD),
         ({"conversations": []}, DropReason.NO_POLICY_TURN),
         ({"conversations": conversation(("human", "Q"))}, DropReason.NO_POLICY_TURN),
