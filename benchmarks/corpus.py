@@ -73,7 +73,13 @@ class _Babble:
 
 
 def write_corpus(
-    out: Path, *, rows: int = RELEASED_ROWS, scale: float = 1.0, pictures: int = 1024, zipped: bool = False, seed: int = 0
+    out: Path,
+    *,
+    rows: int = RELEASED_ROWS,
+    scale: float = 1.0,
+    pictures: int = 1024,
+    zipped: bool = False,
+    seed: int = 0,
 ) -> Path:
     """Write the corpus.
 
@@ -93,7 +99,9 @@ def write_corpus(
     for name, start, end in zip(SHARES, [0, *ends], ends, strict=False):
         folder = out / name
         folder.mkdir(parents=True)
-        with _Pictures(folder, share=max(4, pictures * (end - start) // rows) if pictures else 0, zipped=zipped) as album:
+        with _Pictures(
+            folder, share=max(4, pictures * (end - start) // rows) if pictures else 0, zipped=zipped
+        ) as album:
             system, tools = _prompt(random.Random(f"{seed} {name}"), babble)
             with (folder / f"{name}_llama_factory_clean.json").open("w", encoding="utf-8") as file:
                 for place in range(end - start):

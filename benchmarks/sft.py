@@ -28,15 +28,16 @@ import argparse
 import importlib.util
 import json
 import statistics
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import corpus
-from peers import first_batch
+from peers import first_batch, sharding_memory
 from peers.apart import run_apart, write_report
-from peers.sft_data import SFTSettings
+from peers.sft_data import SFTSettings, make_policy, shard_command
 
 MIN_SPEEDUP = 1.25
 MAX_PADDING = 0.05
@@ -58,12 +59,9 @@ def play(role: str, folder: Path) -> None:
         return
     settings = SFTSettings.read(folder)
     if role == "prepare":
-        from peers.our_sft import write_sft_corpus
-        from peers.sft_data import make_policy
-
         corpus.write_corpus(settings.corpus, rows=settings.rows, scale=settings.scale, pictures=0, seed=settings.seed)
         make_policy(settings.policy, settings.corpus, max_pixels=settings.max_pixels)
-        write_sft_corpus(settings.corpus, settings.shards, settings.policy)
+        subprocess.run(shard_command(settings.corpus, settings.shards, settings.policy), check=True)
         return
     write_report(role, folder, _runner(role)(settings))
 
@@ -186,7 +184,7 @@ def main() -> int:
         print(f"\n{speed_table(reports)}\n", flush=True)
         figures["speed"] = reports
         verdicts += speed_verdicts(reports)
-    for part, module in (("first", first_batch),):
+    for part, module in (("first", first_batch), ("memory", sharding_memory)):
         if part in options.parts:
             figures[part] = module.measure(__file__, options.folder, options.rows)
             print(f"\n{table(*module.rows_of(figures[part]))}\n", flush=True)

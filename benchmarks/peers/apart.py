@@ -21,14 +21,19 @@ _SETTINGS = {
 }
 
 
+def environment_of_a_role(folder: Path) -> dict[str, str]:
+    """One thread and one heap, this repository's package first, and the cache of data sets in ``folder``."""
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **_SETTINGS, "PYTHONPATH": path, "HF_DATASETS_CACHE": str(folder.resolve() / "hf")}
+
+
 def run_apart(script: str, role: str, folder: Path, *options: str) -> dict[str, Any]:
     """Run ``script --role role --folder folder`` and read the report it leaves in ``folder/role.json``.
 
     The script's output goes to ``folder/role.log``, whose end is shown when it fails. ``process_s`` of the report is
     the time from the start of the process to its end.
     """
-    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | _SETTINGS | {"PYTHONPATH": path, "HF_DATASETS_CACHE": str(folder.resolve() / "hf")}
+    environment = environment_of_a_role(folder)
     log, report = folder / f"{role}.log", folder / f"{role}.json"
     report.unlink(missing_ok=True)
     started = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import corpus
 from peers.apart import run_apart, seconds_since_start
+from peers.sft_data import SFTSettings, make_policy, shard_command
 
 MAX_SHARE = 1 / 5
 BATCH = 8
@@ -22,15 +24,12 @@ def _source(folder: Path) -> Path:
 
 def _prepare(folder: Path) -> dict[str, Any]:
     """Corpus, policy, and our shards with the rows' lengths."""
-    from peers.our_sft import write_sft_corpus
-    from peers.sft_data import make_policy
-
     source = _source(folder)
     started = time.perf_counter()
     policy = source / "policy"
     if not policy.exists():
         make_policy(policy, source, max_pixels=262_144)
-    write_sft_corpus(source, source / "shards", policy)
+    subprocess.run(shard_command(source, source / "shards", policy), check=True)
     return {"seconds": time.perf_counter() - started}
 
 
@@ -38,7 +37,7 @@ def _ours(folder: Path) -> dict[str, Any]:
     from peers import our_sft
 
     imports_s = seconds_since_start()
-    data = our_sft.data_module(_source(folder) / "shards", _source(folder) / "policy", batch=BATCH, packed=False)
+    data = our_sft.data_module(_source(folder) / "shards", _source(folder) / "policy", batch=BATCH)
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
     return {"imports_s": imports_s, "first_s": seconds_since_start(), "rows": our_sft.rows_of(batch)}
@@ -47,7 +46,6 @@ def _ours(folder: Path) -> dict[str, Any]:
 def _theirs(folder: Path) -> dict[str, Any]:
     from peers import trl_sft
     from peers.measure import Recorder
-    from peers.sft_data import SFTSettings
 
     imports_s = seconds_since_start()
     settings = SFTSettings(folder=str(folder), batch=BATCH)

@@ -6,15 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import corpus
 import lightning as L
 import torch
 from peers.measure import Recorder
 from peers.sft_data import SFTSettings, digest
 
 from opensearch_lightning.chat import PackedBatch, collate, pack
-from opensearch_lightning.data import SearchVLSFTDataModule, ShardKind, ShardReader, read_sharegpt, write_sft_shards
-from opensearch_lightning.data.lengths import measure
+from opensearch_lightning.data import SearchVLSFTDataModule, ShardKind, ShardReader
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.models import load_policy, load_processor, policy_logprobs
 from opensearch_lightning.modules import AgenticSFT
@@ -22,38 +20,26 @@ from opensearch_lightning.modules import AgenticSFT
 _CHECKED = 8
 
 
-def write_sft_corpus(source: Path, out: Path, policy: Path) -> None:
-    """Our shards of a corpus, in the order of its rows, and the rows' lengths beside them."""
-    rows = (
-        (name, {**record, "images": [f"{path.parent.name}/{image}" for image in record["images"]]})
-        for path in corpus.source_files(source)
-        for name, record in read_sharegpt(path)
-    )
-    write_sft_shards(rows, out, image_root=source)
-    measure(sample_source(out, policy), folder=out)
-
-
 def sample_source(shards: Path, policy: Path) -> SampleSource:
     """The rows as tokens. Tools stay out of the system turn, where the peer cannot put them."""
     return SampleSource(ShardReader(shards, kind=ShardKind.SFT), load_processor(policy), render_tools=False)
 
 
-def data_module(shards: Path, policy: Path, *, batch: int, packed: bool, seed: int = 0) -> SearchVLSFTDataModule:
-    """The DataModule that reads them."""
+def data_module(shards: Path, policy: Path, *, batch: int, **options: Any) -> SearchVLSFTDataModule:
+    """The DataModule that reads them, with its further options."""
     return SearchVLSFTDataModule(
         shards,
         load_processor(policy),
         batch_size=batch,
         render_tools=False,
-        seed=seed,
-        lengths_dir=shards,
-        **({"packing": "batch"} if packed else {}),
+        **options,
     )
 
 
 def passes_of(batch: Any) -> tuple[Any, ...]:
     """Forward and backward passes of a batch."""
-    return getattr(batch, "passes", (batch,))
+    passes: tuple[Any, ...] = batch.passes
+    return passes
 
 
 def rows_of(batch: Any) -> int:
@@ -102,7 +88,8 @@ def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
     torch.manual_seed(settings.seed)
     policy = load_policy(settings.policy)
     recorder.figures.update(_compared(policy, settings, packed=packed))
-    data = data_module(settings.shards, settings.policy, batch=settings.batch, packed=packed, seed=settings.seed)
+    packing = "batch" if packed else "off"
+    data = data_module(settings.shards, settings.policy, batch=settings.batch, packing=packing, seed=settings.seed)
     module = _TimedSFT(policy, recorder, lr=settings.lr, schedule="constant", warmup_ratio=0.0)
     trainer = L.Trainer(
         max_steps=settings.steps + 1,

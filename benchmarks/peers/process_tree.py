@@ -64,5 +64,7 @@ def _memory(pid: int) -> tuple[float, float]:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0.0, 0.0
-    sizes = {name: int(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines) if "Vm" in name}
+    sizes = {
+        name: int(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines) if "Vm" in name
+    }
     return sizes.get("VmHWM", 0.0), sizes.get("VmRSS", 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,6 +61,16 @@ def make_policy(out: Path, source: Path, *, max_pixels: int) -> None:
     from opensearch_lightning.models import build_tiny_checkpoint
 
     build_tiny_checkpoint(out, list(corpus.texts(source)), max_pixels=max_pixels, max_positions=65_536)
+
+
+def shard_command(source: Path, out: Path, policy: Path, *, workers: int = 1) -> list[str]:
+    """The command that makes our shards of a corpus, in the order of its rows, with the rows' lengths.
+
+    Tools stay out of the system turn, where the peer cannot put them.
+    """
+    folders = [str(path.parent) for path in corpus.source_files(source)]
+    options = ["--processor", str(policy), "--no-tools", "--workers", str(workers)]
+    return [sys.executable, "-m", "opensearch_lightning.cli", "shard", *folders, str(out), *options]
 
 
 def digest(rows: Sequence[tuple[Sequence[int], Sequence[bool]]]) -> str:

@@ -173,7 +173,9 @@ def _compared(trainer: Any, rows: Dataset) -> dict[str, Any]:
             logits[:, :-1].flatten(0, 1), targets.flatten(), ignore_index=-100
         )
     trainer._metrics["train"].clear()
-    pairs = [(ids[kept], label[kept] != -100) for ids, label, kept in zip(batch["input_ids"], labels, valid, strict=True)]
+    pairs = [
+        (ids[kept], label[kept] != -100) for ids, label, kept in zip(batch["input_ids"], labels, valid, strict=True)
+    ]
     return {
         "loss": float(policy_loss),
         "own_loss": loss,
