@@ -9,9 +9,9 @@ TRL may also lie in a folder of its own on ``PYTHONPATH`` (``pip install --targe
 
 ``speed``: both train one tiny Qwen3-VL of random weights for one epoch of the same made-up trajectories
 (``corpus.py``: several turns, several pictures), as many of them an update, with the loss on the same tokens, AdamW,
-float32, one thread, one heap, no gradient checkpointing, no worker processes. Each side runs in processes of its own, in
-turns. The first update of a process is left out. Before training, each side takes the loss of the same rows. TRL draws
-its batches at random, as it does by default, and, as a side of its own, from rows of similar length.
+float32, one thread, one heap, no gradient checkpointing, no worker processes. Each side runs in processes of its own,
+in turns. The first update of a process is left out. Before training, each side takes the loss of the same rows. TRL
+draws its batches at random, as it does by default, and, as a side of its own, from rows of similar length.
 
 ``first``: from the start of a process to the first batch of a source of the released set's size. Ours reads shards
 with the rows' lengths; TRL loads the JSON files, converts them to messages and collates. TRL also starts a second time,
@@ -126,14 +126,15 @@ def speed_table(reports: Reports) -> str:
                 f"{whole:.0f}",
                 f"{whole / base:.2f}",
                 f"{median(runs, lambda report: rate(report, 'training_step_s')):.0f}",
+                f"{median(runs, lambda report: rate(report, 'cpu_s')):.0f}",
                 f"{padding(runs):.1%}",
                 f"{tokens}",
                 f"{max(run['peak_mb'] for run in runs):.0f}",
                 f"{runs[0]['loss']:.6f}",
             ]
         )
-    head = ["", "tokens/s", "to TRL", "without making batches", "padding", "tokens of the epoch", "peak MB", "loss"]
-    return table(head, rows)
+    head = ["", "tokens/s", "to TRL", "without making batches", "a processor second", "padding", "tokens of the epoch"]
+    return table([*head, "peak MB", "loss"], rows)
 
 
 def speed_verdicts(reports: Reports) -> list[Verdict]:

@@ -15,6 +15,7 @@ holds tokens. Prints two tables and exits with 1 when that share is below 95%.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import subprocess
@@ -34,6 +35,12 @@ WAYS = ("shards", "shards, rendered", "files")
 WORKERS = (0, 1, 2)
 PACK_TOKENS = 32_000
 LOOK_EVERY = 50
+_IMPORTS = {
+    "shards": ("litdata", "opensearch_lightning.data"),
+    "shards, rendered": ("litdata", "peers.our_sft"),
+    "files": (),
+}
+"""What is loaded before the clock of the first row starts."""
 
 
 def reader(way: str, folder: Path) -> tuple[Callable[[int], Any], int]:
@@ -51,11 +58,15 @@ def reader(way: str, folder: Path) -> tuple[Callable[[int], Any], int]:
             return row, [(images / name).read_bytes() for name in row["images"]]
 
         return read_files, len(rows)
+    if way == "shards":
+        from opensearch_lightning.data import ShardKind, ShardReader
+
+        rows_of_shards = ShardReader(folder / "shards", kind=ShardKind.SFT)
+        return rows_of_shards.__getitem__, len(rows_of_shards)
     from peers.our_sft import sample_source
 
     samples = sample_source(folder / "shards", folder / "policy")
-    read: Callable[[int], Any] = samples.sample if way == "shards, rendered" else samples.reader.__getitem__
-    return read, len(samples)
+    return samples.sample, len(samples)
 
 
 class _Rows:
@@ -80,6 +91,8 @@ def read_rows(way: str, workers: int, folder: Path, samples: int) -> dict[str, A
 
     torch.set_num_threads(1)
     bare_mb = pss_mb()
+    for name in _IMPORTS[way]:
+        importlib.import_module(name)
     started = time.perf_counter()
     read, n_rows = reader(way, folder)
     read(0)
