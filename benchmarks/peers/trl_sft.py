@@ -122,6 +122,7 @@ def make_trainer(settings: SFTSettings, checkpoint: Path, rows: Dataset, samplin
         max_steps=settings.steps + 1,
         train_sampling_strategy=sampling,
         length_column_name="length",
+        remove_unused_columns=False,  # the sampler finds the lengths only where they are left
         logging_steps=1,
         save_strategy="no",
         report_to="none",
