@@ -1,4 +1,4 @@
-"""Fine-tuning through ``train.py`` on a tiny world: a kill −9 and a resume leave no trace in the curves and the order."""
+"""Fine-tuning through ``train.py`` on a tiny world: a kill −9 and a resume leave no trace in curves and order."""
 
 import csv
 import json
@@ -46,6 +46,7 @@ def command(tiny: dict[str, Path], run: Path, packing: str, *more: str) -> list[
         f"data.shards={tiny['sft']}",
         f"data.val_shards={tiny['sft']}",
         f"data.packing={packing}",
+        "data.max_length=2048",
         "data.num_workers=2",
         f"data.batch_size={1 if packing == 'tokens' else 3}",
         "module.optimizer.lr=1e-3",
@@ -80,7 +81,7 @@ def rows_of(run: Path) -> list[list[list[int]]]:
     return [json.loads((run / "rows" / f"{step}.json").read_text()) for step in range(1, STEPS + 1)]
 
 
-@pytest.mark.parametrize("packing", ["off", "batch", "tokens"])
+@pytest.mark.parametrize("packing", ["off", "tokens"])
 def test_kill_and_resume_gives_the_curves_of_an_undisturbed_run(
     tiny: dict[str, Path], tmp_path: Path, packing: str
 ) -> None:
