@@ -14,8 +14,8 @@ from opensearch_lightning.errors import ConfigurationError, OpenSearchError
 COMMANDS = {
     "quickstart": ("opensearch_lightning.quickstart", "make a world, train a tiny agent in it, report"),
     "ablation": ("opensearch_lightning.ablation", "train the four arms of the paper's ablation, compare them"),
-    "shard": ("opensearch_lightning.data.sharding_cli", "make training shards of record files, with a data card"),
-    "measure": ("opensearch_lightning.data.measure_cli", "count the tokens of shards under a processor"),
+    "shard": ("opensearch_lightning.data.sharding.cli", "make training shards of record files, with a data card"),
+    "measure": ("opensearch_lightning.data.sharding.measure_cli", "count the tokens of shards under a processor"),
     "train": ("opensearch_lightning.launch", "make one training run, as the configuration describes it"),
     "plan": ("opensearch_lightning.planning.cli", "tell what a run will need: parameters, memory, time"),
     "world": ("opensearch_lightning.world.cli", "generate a small encyclopedia with pictures and tasks"),

@@ -169,7 +169,7 @@ import json, sys
 import litdata.streaming.writer
 from opensearch_lightning.cli import main
 
-import opensearch_lightning.data.sharding_cli
+import opensearch_lightning.data.sharding.cli
 
 def held(what):
     return next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if line.startswith(what))

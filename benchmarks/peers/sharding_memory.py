@@ -18,7 +18,7 @@ from peers.sft_data import make_policy, shard_command
 MAX_MB = 300
 WORKERS = 2
 _IMPORTS = (
-    "import opensearch_lightning.data.sharding_cli, opensearch_lightning.data.sharding_worker; "
+    "import opensearch_lightning.data.sharding.cli, opensearch_lightning.data.sharding.worker; "
     "import litdata.streaming.writer, opensearch_lightning.models, transformers.models.auto.processing_auto; "
     "print([line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')][0])"
 )

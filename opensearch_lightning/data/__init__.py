@@ -8,7 +8,6 @@ from opensearch_lightning.data.sft_module import SearchVLSFTDataModule
 from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.shard_writer import write_shards
 from opensearch_lightning.data.shards import ShardKind, ShardReader
-from opensearch_lightning.data.sharegpt import parse_sharegpt, read_sharegpt
 from opensearch_lightning.data.sources import (
     Duplicates,
     ImageStore,
@@ -37,9 +36,7 @@ __all__ = [
     "open_source",
     "parse_rl",
     "parse_sft",
-    "parse_sharegpt",
     "read_records",
-    "read_sharegpt",
     "short_answer",
     "write_rl_shards",
     "write_sft_shards",

@@ -8,7 +8,7 @@ import numpy as np
 
 from opensearch_lightning.data.drops import DropReason, DropReport, checked_max_dropped
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
-from opensearch_lightning.data.order import EpochOrder, Rows
+from opensearch_lightning.data.order.epochs import EpochOrder, Rows
 from opensearch_lightning.data.rows import rl_task
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
 from opensearch_lightning.errors import ConfigurationError

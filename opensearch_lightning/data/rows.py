@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.data.drops import DropReport, UnusableRow
-from opensearch_lightning.data.images import load_image
+from opensearch_lightning.data.images import MAX_ASPECT, load_image
+from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.shard_writer import Record, write_shards
 from opensearch_lightning.data.shards import ShardKind
-from opensearch_lightning.data.sharegpt import SFTRow, parse_sharegpt
+from opensearch_lightning.data.sources import ImageStore, parse_sft
 from opensearch_lightning.errors import DataError
 from opensearch_lightning.pictures import open_picture
 from opensearch_lightning.types import Task
 
 _log = logging.getLogger(__name__)
-# Vision processors refuse images longer than 200 times their width, and rounding their sides brings some nearer to it.
-_MAX_ASPECT = 100
 
 
 def write_sft_shards(
@@ -30,8 +29,8 @@ def write_sft_shards(
     """Write expert trajectories as shards.
 
     Args:
-        rows: ShareGPT records; or pairs of a name and a record, as
-            :func:`~opensearch_lightning.data.read_sharegpt` yields.
+        rows: records of any form that :func:`~opensearch_lightning.data.parse_sft` reads; or pairs of a name and a
+            record, as :func:`~opensearch_lightning.data.read_records` yields.
         out: folder to make.
         image_root: folder of image paths.
         max_dropped: largest fraction of unusable rows that is accepted; no folder is left behind a failure.
@@ -45,16 +44,16 @@ def write_sft_shards(
         ConfigurationError: ``max_dropped`` outside [0, 1].
     """
     report = DropReport(str(out), limit=max_dropped)
-    root = Path(image_root) if image_root is not None else None
-    write_shards(_usable(rows, root, report), out, kind=ShardKind.SFT, chunk_bytes=chunk_bytes)
+    images = ImageStore(() if image_root is None else (Path(image_root),))
+    write_shards(_usable(rows, images, report), out, kind=ShardKind.SFT, chunk_bytes=chunk_bytes)
     return report
 
 
-def _usable(rows: Iterable[Any], root: Path | None, report: DropReport) -> Iterator[Record]:
+def _usable(rows: Iterable[Any], images: ImageStore, report: DropReport) -> Iterator[Record]:
     for index, row in enumerate(rows):
         name, record = row if isinstance(row, tuple) else (f"row {index}", row)
         try:
-            parsed = parse_sharegpt(record, name=name, image_root=root)
+            parsed = parse_sft(record, name=name, images=images)
         except UnusableRow as error:
             report.drop(error.reason, name)
             _log.warning("%s cannot be used: %s", name, error)
@@ -156,9 +155,9 @@ def _task_images(task: Task) -> list[bytes]:
         raise DataError(f"task {task.id!r}: {error}") from error
     for number, encoded in enumerate(images, start=1):
         width, height = open_picture(encoded).size
-        if max(width, height) > _MAX_ASPECT * min(width, height):
+        if max(width, height) > MAX_ASPECT * min(width, height):
             raise DataError(
-                f"task {task.id!r}: image {number} of {width}x{height} pixels is more than {_MAX_ASPECT} times longer "
+                f"task {task.id!r}: image {number} of {width}x{height} pixels is more than {MAX_ASPECT} times longer "
                 "than wide; cut or pad it."
             )
     return images

@@ -6,10 +6,10 @@ from dataclasses import replace
 import torch
 
 from opensearch_lightning.chat import ModelBatch, PackedBatch, SFTBatch, TokenizedSample, collate, pack
-from opensearch_lightning.data.plan import Plan
-from opensearch_lightning.data.plan_packs import best_fit, padded_passes
-from opensearch_lightning.data.plan_stream import Rows
-from opensearch_lightning.data.sft_rows import SFTRows
+from opensearch_lightning.data.order.packs import best_fit, padded_passes
+from opensearch_lightning.data.order.plans import Plan
+from opensearch_lightning.data.order.streams import Rows
+from opensearch_lightning.data.usable_rows import SFTRows
 
 
 class Layout:

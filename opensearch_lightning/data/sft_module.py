@@ -10,11 +10,11 @@ from opensearch_lightning.chat import SFTBatch
 from opensearch_lightning.data.drops import checked_max_dropped
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import LengthOrder
-from opensearch_lightning.data.plan import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
-from opensearch_lightning.data.plan_stream import row_stream
+from opensearch_lightning.data.order.plans import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
+from opensearch_lightning.data.order.streams import row_stream
 from opensearch_lightning.data.sft_batches import Layout, TrainBatches, ValLoader
-from opensearch_lightning.data.sft_rows import RowOpener, SFTRows, TooLong
 from opensearch_lightning.data.shards import Shards
+from opensearch_lightning.data.usable_rows import RowOpener, SFTRows, TooLong
 from opensearch_lightning.errors import ConfigurationError
 
 Packing = Literal["off", "batch", "tokens"]

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from opensearch_lightning.data.sharding import ShardJob
-from opensearch_lightning.data.sharding_settings import ShardSettings
+from opensearch_lightning.data.sharding.settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import open_source
 from tests.data.rows import answer, call, conversation

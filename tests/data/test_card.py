@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from opensearch_lightning.data import DropReason, DropReport, SFTRow, ShardKind
-from opensearch_lightning.data.card import corpus_card, quantiles
-from opensearch_lightning.data.card_pages import card_page, lengths_figure
-from opensearch_lightning.data.card_stats import NO_SINGLE_CALL, CorpusStats
+from opensearch_lightning.data.sharding.card import corpus_card, quantiles
+from opensearch_lightning.data.sharding.card_pages import card_page, lengths_figure
+from opensearch_lightning.data.sharding.card_stats import NO_SINGLE_CALL, CorpusStats
 from tests.data.rows import answer, call, picture, task
 
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from opensearch_lightning.data import LengthOrder
-from opensearch_lightning.data.plan import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
-from opensearch_lightning.data.plan_packs import best_fit, full_packs, level, padded_passes, spread
-from opensearch_lightning.data.plan_stream import MixedRows, ShuffledRows
+from opensearch_lightning.data.order.packs import best_fit, full_packs, level, padded_passes, spread
+from opensearch_lightning.data.order.plans import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
+from opensearch_lightning.data.order.streams import MixedRows, ShuffledRows
 from opensearch_lightning.errors import ConfigurationError
 
 BUDGET = 32_000

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opensearch_lightning.data.plan_stream import (
+from opensearch_lightning.data.order.streams import (
     Chunks,
     MixedRows,
     ShuffledRows,

@@ -16,7 +16,7 @@ from opensearch_lightning.chat import ModelBatch, PackedBatch, SFTBatch
 from opensearch_lightning.data import SearchVLSFTDataModule, ShardKind, ShardReader, write_sft_shards
 from opensearch_lightning.data.lengths import measure
 from opensearch_lightning.data.loader import EndlessLoader
-from opensearch_lightning.data.plan import FullPackPlan
+from opensearch_lightning.data.order.plans import FullPackPlan
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.errors import ConfigurationError, DataError
 from tests.data.ranks import on_rank

@@ -14,7 +14,7 @@ from opensearch_lightning.data.lengths import lengths_file, measure
 from opensearch_lightning.data.rows import rl_task, sft_row
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.sharding import ShardJob, shard
-from opensearch_lightning.data.sharding_worker import BlockWriter
+from opensearch_lightning.data.sharding.worker import BlockWriter
 from opensearch_lightning.data.sources import open_source
 from opensearch_lightning.errors import ConfigurationError, DataError
 from tests.data.corpora import digests, job, noise, rl_source, sft_source

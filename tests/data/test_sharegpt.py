@@ -8,15 +8,15 @@ import torch
 from PIL import Image
 
 from opensearch_lightning.chat import ObservationTurn, UserTurn
-from opensearch_lightning.data import DropReason, SFTRow, UnusableRow, parse_sharegpt, read_sharegpt
+from opensearch_lightning.data import DropReason, ImageStore, SFTRow, UnusableRow, parse_sft, read_records
 from opensearch_lightning.data.images import load_image
 from opensearch_lightning.errors import DataError
 from tests.data.rows import answer, call, conversation, picture, row
 from tests.models.tiny import tiny_renderer
 
 
-def parse(record: Any, **options: Any) -> SFTRow:
-    return parse_sharegpt(record, name="file[0]", **options)
+def parse(record: Any, image_root: Path | None = None) -> SFTRow:
+    return parse_sft(record, name="file[0]", images=ImageStore(() if image_root is None else (image_root,)))
 
 
 def labels(parsed: SFTRow) -> list[str]:
@@ -155,7 +155,7 @@ def test_files_are_read_with_names(tmp_path: Path, name: str) -> None:
     records = [{"conversations": []}, {"conversations": [1]}]
     lines = "\n\n".join(map(json.dumps, records)) if name.endswith("l") else json.dumps(records)
     (tmp_path / name).write_text(lines)
-    assert list(read_sharegpt(tmp_path / name)) == [(f"{name}[0]", records[0]), (f"{name}[1]", records[1])]
+    assert list(read_records(tmp_path / name)) == [(f"{name}[0]", records[0]), (f"{name}[1]", records[1])]
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "{"), ("b.json", "{}"), ("c.jsonl", "{\n"), ("d.json", None)])
@@ -163,4 +163,4 @@ def test_unreadable_files_are_named(tmp_path: Path, name: str, text: str | None)
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=name):
-        list(read_sharegpt(tmp_path / name))
+        list(read_records(tmp_path / name))

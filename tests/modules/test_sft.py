@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from opensearch_lightning.chat import ModelBatch, TokenizedSample, collate
-from opensearch_lightning.data import SearchVLSFTDataModule, parse_sharegpt
+from opensearch_lightning.data import ImageStore, SearchVLSFTDataModule, parse_sft
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import forbidden_token_ids
 from opensearch_lightning.modules import AgenticSFT, adamw, muon_adamw
@@ -37,7 +37,7 @@ def sample(number: int, *, n_images: int = 1) -> TokenizedSample:
         record = row(number, words=1 + 5 * number)
         record["conversations"][0]["value"] = "<image>" * n_images + "Which?"
         record["images"] = [picture(number + i, 32 * (1 + i)) for i in range(n_images)]
-    parsed = parse_sharegpt(record, name="")
+    parsed = parse_sft(record, name="", images=ImageStore(()))
     return tiny_renderer().conversation(parsed.system, parsed.turns())
 
 

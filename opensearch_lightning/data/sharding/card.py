@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opensearch_lightning.data.card_stats import CorpusStats
 from opensearch_lightning.data.drops import DropReport
+from opensearch_lightning.data.sharding.card_stats import CorpusStats
 from opensearch_lightning.data.shards import ShardKind
 
 QUANTILES = {"least": 0.0, "5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95, "99%": 0.99, "most": 1.0}

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.synchronize import Event
 from typing import Any
 
-from opensearch_lightning.data.card_stats import CorpusStats
 from opensearch_lightning.data.drops import DropReason, UnusableRow
 from opensearch_lightning.data.lengths import code_of
 from opensearch_lightning.data.renderers import RowRenderers
 from opensearch_lightning.data.rows import sft_record, task_record
 from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.shard_writer import ChunkWriter, Record
-from opensearch_lightning.data.sharding_blocks import Block, read_block
-from opensearch_lightning.data.sharding_settings import ShardSettings
+from opensearch_lightning.data.sharding.blocks import Block, read_block
+from opensearch_lightning.data.sharding.card_stats import CorpusStats
+from opensearch_lightning.data.sharding.settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import ImageStore, parse_rl, parse_sft
 from opensearch_lightning.data.sources.duplicates import content_digest
@@ -46,7 +46,7 @@ class WrittenBlock:
         digests: of each row kept.
         tasks: of each RL task kept: place in the block, digest of question and images, id.
         dropped: reason and name of each row dropped.
-        stats: of the rows kept, see :class:`~opensearch_lightning.data.card_stats.CorpusStats`.
+        stats: of the rows kept, see :class:`~opensearch_lightning.data.sharding.card_stats.CorpusStats`.
     """
 
     number: int

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from opensearch_lightning.data.order import LengthOrder, check_batch
-from opensearch_lightning.data.plan_packs import full_packs, padded_passes, spread, used
-from opensearch_lightning.data.plan_stream import Rows, RowStream, rows_at
+from opensearch_lightning.data.order.epochs import LengthOrder, check_batch
+from opensearch_lightning.data.order.packs import full_packs, padded_passes, spread, used
+from opensearch_lightning.data.order.streams import Rows, RowStream, rows_at
 
 
 class Plan(Protocol):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from opensearch_lightning.chat import TokenizedSample, cut_at_turn
 from opensearch_lightning.data.lengths import Lengths, lengths_file, measure, usable, write_lengths
-from opensearch_lightning.data.plan_stream import Chunks, Rows
+from opensearch_lightning.data.order.streams import Chunks, Rows
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards, folder_list
 from opensearch_lightning.errors import DataError

@@ -11,9 +11,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from opensearch_lightning.data.sharding import ShardJob, shard
-from opensearch_lightning.data.sharding_settings import ShardSettings
-from opensearch_lightning.data.sharding_state import finished_blocks
+from opensearch_lightning.data.sharding.job import ShardJob, shard
+from opensearch_lightning.data.sharding.settings import ShardSettings
+from opensearch_lightning.data.sharding.state import finished_blocks
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import Source, open_source
 from opensearch_lightning.errors import ConfigurationError, DataError
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Make the shards, or go on making them; 0 on success.
 
     Raises:
-        OpenSearchError: as :func:`opensearch_lightning.data.sharding.shard` and
+        OpenSearchError: as :func:`opensearch_lightning.data.sharding.job.shard` and
             :func:`opensearch_lightning.data.sources.open_source`.
     """
     *paths, out = args.paths

@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from opensearch_lightning.data.card import corpus_card, lengths_of
-from opensearch_lightning.data.card_pages import card_page, lengths_figure
-from opensearch_lightning.data.card_stats import CorpusStats
 from opensearch_lightning.data.drops import DropReason, DropReport, checked_max_dropped
 from opensearch_lightning.data.lengths import lengths_file, write_lengths
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.shard_writer import Chunks, write_index
-from opensearch_lightning.data.sharding_blocks import Block, cut_blocks
-from opensearch_lightning.data.sharding_settings import ShardSettings
-from opensearch_lightning.data.sharding_state import PartialShards, check_complete
-from opensearch_lightning.data.sharding_worker import BlockWriter, WrittenBlock, start_process, write_block
+from opensearch_lightning.data.sharding.blocks import Block, cut_blocks
+from opensearch_lightning.data.sharding.card import corpus_card, lengths_of
+from opensearch_lightning.data.sharding.card_pages import card_page, lengths_figure
+from opensearch_lightning.data.sharding.card_stats import CorpusStats
+from opensearch_lightning.data.sharding.settings import ShardSettings
+from opensearch_lightning.data.sharding.state import PartialShards, check_complete
+from opensearch_lightning.data.sharding.worker import BlockWriter, WrittenBlock, start_process, write_block
 from opensearch_lightning.data.shards import META, ShardKind, ShardReader
 from opensearch_lightning.data.sources import Source
 from opensearch_lightning.errors import ConfigurationError, DataError
 
-_PRELOADED = ["opensearch_lightning.data.sharding_worker", "litdata.streaming.writer"]
+_PRELOADED = ["opensearch_lightning.data.sharding.worker", "litdata.streaming.writer"]
 _PRELOADED_WITH_PROCESSOR = ["opensearch_lightning.models", "transformers.models.auto.processing_auto"]
 
 

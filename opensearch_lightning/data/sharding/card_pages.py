@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from opensearch_lightning.data.card import QUANTILES
+from opensearch_lightning.data.sharding.card import QUANTILES
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 620, 300, 56, 16, 34, 44
 _BARS = 40

@@ -5,7 +5,7 @@ Nothing of it depends on what was read before, so training resumes by a number a
 
 import numpy as np
 
-from opensearch_lightning.data.plan_stream import Rows, RowStream, ShuffledRows, permutation, rows_at
+from opensearch_lightning.data.order.streams import Rows, RowStream, ShuffledRows, permutation, rows_at
 from opensearch_lightning.errors import ConfigurationError
 
 

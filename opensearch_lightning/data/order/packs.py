@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from opensearch_lightning.data.plan_stream import Rows
+from opensearch_lightning.data.order.streams import Rows
 from opensearch_lightning.errors import ConfigurationError
 
 FULL = 0.99

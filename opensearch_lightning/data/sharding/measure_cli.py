@@ -9,7 +9,7 @@ import numpy as np
 
 from opensearch_lightning.data.lengths import lengths_file, measure
 from opensearch_lightning.data.samples import SampleSource
-from opensearch_lightning.data.sharding_settings import ShardSettings
+from opensearch_lightning.data.sharding.settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind, ShardReader
 
 

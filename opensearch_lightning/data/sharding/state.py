@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from opensearch_lightning.data.sharding_settings import differences
-from opensearch_lightning.data.sharding_worker import WrittenBlock
+from opensearch_lightning.data.sharding.settings import differences
+from opensearch_lightning.data.sharding.worker import WrittenBlock
 from opensearch_lightning.errors import ConfigurationError, DataError
 
 

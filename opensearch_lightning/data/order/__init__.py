@@ -1,0 +1,5 @@
+"""The order of rows, batches and packs: functions of the seed and a number, so that training resumes by a number."""
+
+from opensearch_lightning.data.order.epochs import EpochOrder, LengthOrder
+
+__all__ = ["EpochOrder", "LengthOrder"]
