@@ -81,6 +81,8 @@ class Shares(Batches):
 
 def module_of(name: str, optimizer: Any = careful_adamw, **options: Any) -> AgenticSFT:
     settings = {"max_grad_norm": 0.5, "micro_batch": 2, "schedule": "constant", "warmup_ratio": 0.0, **options}
+    # fresh adapters are drawn
+    torch.manual_seed(0)
     return AgenticSFT(tiny_policy(**POLICIES[name]), optimizer=optimizer, **settings)
 
 
