@@ -13,6 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models.adapters import Lora, add_lora
+from opensearch_lightning.models.patch_embedding import project_by_matrix
 from opensearch_lightning.models.router import float32_router as make_routers_float32
 
 HEAD_DTYPES = ("float32", "float64")
@@ -60,6 +61,7 @@ def load_policy(
     policy = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=dtype, attn_implementation=attn_implementation, local_files_only=True
     )
+    project_by_matrix(policy)
     _freeze(policy, vision=train_vision, projector=train_projector, language=train_language)
     if lora is not None:
         add_lora(policy, lora if isinstance(lora, Lora) else Lora(**lora))

@@ -40,7 +40,9 @@ def accumulate(trainer: L.Trainer, parts: list[T]) -> Iterator[tuple[T, Abstract
     least one part; under ZeRO-3 as many as the others (:func:`agree_on_passes`).
 
     DeepSpeed counts passes by calls of its engine, of which a ``training_step`` is one: gradients that it reduces in
-    each pass would overwrite each other. The loop must therefore run to its end before the optimizer's step.
+    each pass would overwrite each other. So those of several passes are held whole on each rank until the last one, and
+    the loop must run to its end before the optimizer's step. Where no rank has more than one pass, each gradient is
+    shared, and freed, as soon as it is there.
 
     Example::
 
@@ -49,7 +51,7 @@ def accumulate(trainer: L.Trainer, parts: list[T]) -> Iterator[tuple[T, Abstract
                 self.manual_backward(loss_of(part))
     """
     strategy: Any = trainer.strategy
-    if is_deepspeed(strategy):
+    if is_deepspeed(strategy) and _most_parts(strategy, len(parts)) > 1:
         with strategy.deepspeed_engine.coalesce_grad_reduction():
             for part in parts:
                 yield part, nullcontext()
@@ -61,6 +63,10 @@ def accumulate(trainer: L.Trainer, parts: list[T]) -> Iterator[tuple[T, Abstract
             yield part, nullcontext()
 
 
+def _most_parts(strategy: Any, parts: int) -> int:
+    return int(strategy.reduce(torch.tensor(parts, device=strategy.root_device), reduce_op="max"))
+
+
 def agree_on_passes(trainer: L.Trainer, passes: int) -> int:
     """How many forward (and backward) passes this rank must make where it needs ``passes``.
 
@@ -70,8 +76,7 @@ def agree_on_passes(trainer: L.Trainer, passes: int) -> int:
     """
     if zero_stage(trainer.strategy) != 3:
         return passes
-    most: Any = trainer.strategy.reduce(torch.tensor(passes, device=trainer.strategy.root_device), reduce_op="max")
-    return int(most)
+    return _most_parts(trainer.strategy, passes)
 
 
 def clip_and_step(
