@@ -2,16 +2,17 @@
 
     pip install -e '.[peers]'
     python benchmarks/sft.py --out runs/sft/figures.json             # all parts; some 20 minutes
-    python benchmarks/sft.py --parts speed --steps 4                 # tokens per second alone
+    python benchmarks/sft.py --parts speed                           # tokens per second alone
 
 TRL may also lie in a folder of its own on ``PYTHONPATH`` (``pip install --target``); the folder must then be named
 ``site-packages``.
 
-``speed``: both train one tiny Qwen3-VL of random weights for one epoch of the same made-up trajectories
-(``corpus.py``: several turns, several pictures), as many of them an update, with the loss on the same tokens, AdamW,
-float32, one thread, one heap, no gradient checkpointing, no worker processes. Each side runs in processes of its own,
-in turns. The first update of a process is left out. Before training, each side takes the loss of the same rows. TRL
-draws its batches at random, as it does by default, and, as a side of its own, from rows of similar length.
+``speed``: both train one tiny Qwen3-VL of random weights on the same made-up trajectories (``corpus.py``: several
+turns, several pictures), as many of them an update, with the loss on the same tokens, AdamW, float32, one thread, one
+heap, no gradient checkpointing, no worker processes. Each side runs in processes of its own, in turns. The first update
+of a process is left out. Before training, each side takes the loss of the same rows. Each draws its batches as it does
+by default (TRL at random), and TRL, as a side of its own, from rows of similar length. The padding that is held against
+its limit is that of a whole epoch of ours as planned.
 
 ``first``: from the start of a process to the first batch of a source of the released set's size. Ours reads shards
 with the rows' lengths; TRL loads the JSON files, converts them to messages and collates. TRL also starts a second time,
@@ -100,7 +101,7 @@ def rate(report: dict[str, Any], seconds: str = "step_s") -> float:
 
 
 def padding(reports: Sequence[dict[str, Any]]) -> float:
-    """Fraction of the places that the model reads which hold no token, over the epoch."""
+    """Fraction of the places that the model read which held no token."""
     steps = [step for report in reports for step in report["steps"]]
     return 1 - sum(step["tokens"] for step in steps) / sum(step["places"] for step in steps)
 
@@ -133,7 +134,7 @@ def speed_table(reports: Reports) -> str:
                 f"{runs[0]['loss']:.6f}",
             ]
         )
-    head = ["", "tokens/s", "to TRL", "without making batches", "a processor second", "padding", "tokens of the epoch"]
+    head = ["", "tokens/s", "to TRL", "without making batches", "a processor second", "padding", "tokens"]
     return table([*head, "peak MB", "loss"], rows)
 
 
@@ -144,11 +145,11 @@ def speed_verdicts(reports: Reports) -> list[Verdict]:
     runs = [run for side in reports.values() for run in side]
     difference = max(run["loss"] for run in runs) - min(run["loss"] for run in runs)
     same = len({(run["digest"], run["supervised"]) for run in runs}) == 1
-    empty = padding(reports["ours, packed"])
+    empty = reports["ours, padded"][0]["padding_of_epoch"]
     return [
         (f"without packing {padded / peer:.2f} times TRL (at least {MIN_SPEEDUP:g})", padded >= MIN_SPEEDUP * peer),
         (f"packed {packed / padded:.2f} times as fast as padded (at least 1)", packed >= padded),
-        (f"padding of packed batches {empty:.1%} (at most {MAX_PADDING:.0%})", empty <= MAX_PADDING),
+        (f"padding of an epoch without packing {empty:.1%} (at most {MAX_PADDING:.0%})", empty <= MAX_PADDING),
         (f"losses of the same rows differ by {difference:.1e} (at most 1e-4)", difference <= MAX_LOSS_DIFFERENCE),
         ("the compared rows are the same tokens, and the same of them supervised, on all sides", same),
     ]
@@ -159,7 +160,7 @@ def arguments_of_the_command() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/sft"), help="for corpora, shards and logs")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--batch", type=int, default=8, help="trajectories of an update")
-    parser.add_argument("--steps", type=int, default=16, help="updates behind the first")
+    parser.add_argument("--steps", type=int, default=10, help="updates behind the first")
     parser.add_argument("--scale", type=float, default=0.3, help="length of the trajectories; 1 for some 5,500 tokens")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side, in turns")
     parser.add_argument("--rows", type=int, default=corpus.RELEASED_ROWS, help="of the source for the first batch")

@@ -83,7 +83,7 @@ class _Record(L.Callback):
 
 
 def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
-    """Train an epoch and tell what was measured."""
+    """Make the updates and tell what was measured."""
     recorder = Recorder()
     torch.manual_seed(settings.seed)
     policy = load_policy(settings.policy)
@@ -101,6 +101,7 @@ def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
         callbacks=[_Record(recorder)],
     )
     trainer.fit(module, data)
+    recorder.figures["padding_of_epoch"] = 1 - data.packing_efficiency if not packed else 0.0
     return recorder.report()
 
 

@@ -14,20 +14,20 @@ import corpus
 
 @dataclass(frozen=True, kw_only=True)
 class SFTSettings:
-    """Sizes of a run, the same for either side. ``batch`` counts trajectories of an update."""
+    """Sizes of a run, the same for either side.
+
+    ``batch`` counts trajectories of an update, ``rows`` those of the corpus, of which the updates take as many as they
+    need.
+    """
 
     folder: str
     batch: int = 8
+    rows: int = 1024
     steps: int = 8
     scale: float = 0.3
     max_pixels: int = 262_144
     lr: float = 2e-5
     seed: int = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows of the corpus: one epoch, which is every update with the one that warms up."""
-        return self.batch * (self.steps + 1)
 
     @property
     def corpus(self) -> Path:

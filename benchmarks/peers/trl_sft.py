@@ -141,7 +141,7 @@ def make_trainer(settings: SFTSettings, checkpoint: Path, rows: Dataset, samplin
 
 
 def run(settings: SFTSettings, *, sampling: str) -> dict[str, Any]:
-    """Train an epoch and tell what was measured."""
+    """Make the updates and tell what was measured."""
     recorder = Recorder()
     rows = load_rows(settings.corpus)
     if sampling == "group_by_length":
