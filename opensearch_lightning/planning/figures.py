@@ -99,7 +99,8 @@ class Figures:
 def read_figures(config: Mapping[str, Any], given: Mapping[str, float | None]) -> Figures:
     """Figures of the data that a configuration names, else the recipe's.
 
-    A folder of shards tells them by the lengths that training measured (``lengths-*.json``), or by its card.
+    A folder of shards tells them by the lengths that ``opensearch shard``, ``measure`` or training left there
+    (``lengths-*.json``), and by its card. Pictures count as large as the processor lets them be.
 
     Args:
         config: a composed configuration.
@@ -110,10 +111,10 @@ def read_figures(config: Mapping[str, Any], given: Mapping[str, float | None]) -
         DataError: a file of lengths or a card that cannot be read.
     """
     own = {name: value for name, value in given.items() if value is not None}
+    found = _found(config.get("data") or {})
     limit = ((config.get("model") or {}).get("processor") or {}).get("max_pixels")
     if limit is not None:
-        own.setdefault("image_pixels", limit)
-    found = _found(config.get("data") or {})
+        found["image_pixels"] = min(limit, found.get("image_pixels", limit))
     if "mean_tokens" in own or "rows" in own:
         # lengths of other rows than those asked for
         found.pop("lengths", None)
@@ -137,22 +138,28 @@ def _found(data: Mapping[str, Any]) -> dict[str, Any]:
     if not figures:
         return {}
     what = "lengths measured" if lengths else "the card"
-    return {**figures, "origin": f"{what} of {', '.join(map(str, folders))}"}
+    assumed = "" if "mean_tokens" in figures else ", which counts no tokens: those are assumed"
+    return {**figures, "origin": f"{what} of {', '.join(map(str, folders))}{assumed}"}
 
 
 def _of_cards(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if any(card["lengths"]["unit"] != "tokens" for card in cards):
-        return {}
     rows = sum(card["rows"] for card in cards)
     known = rows - sum(card["lengths"].get("not_renderable", 0) for card in cards)
     if known <= 0:
         return {}
-    return {
+    pictures = [card["images"] for card in cards if card["images"]["number"]]
+    images = sum(some["number"] for some in pictures)
+    figures = {
         "rows": known,
-        "mean_tokens": sum(card["lengths"]["sum"] for card in cards) / known,
         "tool_turns": sum(card.get("tool_turns", 0) for card in cards) / rows,
-        "images_per_row": sum(card["images"]["number"] for card in cards) / rows,
+        "images_per_row": images / rows,
     }
+    if images:
+        # a card holds quantiles alone; the median stands for all
+        figures["image_pixels"] = round(sum(some["pixels"]["median"] * some["number"] for some in pictures) / images)
+    if all(card["lengths"]["unit"] == "tokens" for card in cards):
+        figures["mean_tokens"] = sum(card["lengths"]["sum"] for card in cards) / known
+    return figures
 
 
 def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
@@ -160,12 +167,26 @@ def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
     kept_at = data.get("lengths_dir")
     lengths: list[int] = []
     for folder in folders:
-        files = [*folder.glob("lengths-*.json"), *(Path(kept_at).glob("lengths-*.json") if kept_at else ())]
-        if not files:
+        measured = _newest(folder, folder) or (_newest(Path(kept_at), folder) if kept_at else [])
+        if not measured:
             return []
-        lengths += _read_lengths(max(files, key=lambda file: file.stat().st_mtime))
-    limit = data.get("max_length") or math.inf
+        lengths += measured
+    limit: Any = data.get("max_length") or math.inf
+    if data.get("too_long") == "cut":
+        # behind a turn that still fits, so a little shorter
+        return [min(length, limit) for length in lengths if length > 0]
     return [length for length in lengths if 0 < length <= limit]
+
+
+def _newest(kept_at: Path, folder: Path) -> list[int]:
+    """The newest lengths of ``kept_at`` that are as many as ``folder`` says it has rows; none: empty."""
+    meta = folder / "shards.json"
+    rows = _read_json(meta, "write the shards again")["rows"] if meta.is_file() else None
+    for file in sorted(kept_at.glob("lengths-*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
+        lengths = _read_lengths(file)
+        if rows is None or len(lengths) == rows:
+            return lengths
+    return []
 
 
 def _folders(shards: Any) -> list[Path]:
@@ -174,12 +195,17 @@ def _folders(shards: Any) -> list[Path]:
 
 
 def _read_card(file: Path) -> Mapping[str, Any] | None:
+    """The card of trajectories; one of tasks, which says nothing of their rollouts, counts as none."""
     if not file.is_file():
         return None
     found = _read_json(file)
     try:
+        if found["kind"] != "sft":
+            return None
         total: Mapping[str, Any] = found["total"]
-        _ = total["rows"], total["lengths"]["unit"], total["lengths"]["sum"], total["images"]["number"]
+        images = total["images"]
+        _ = total["rows"], total["lengths"]["unit"], total["lengths"]["sum"]
+        _ = images["number"] and images["pixels"]["median"]
     except (KeyError, TypeError) as error:
         raise DataError(f"{file} is no card of shards ({error!r} is not in it); write the shards again") from error
     return total
@@ -192,11 +218,11 @@ def _read_lengths(file: Path) -> list[int]:
     return found
 
 
-def _read_json(file: Path) -> Any:
+def _read_json(file: Path, remedy: str = "remove it to plan without") -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(f"{file} cannot be read ({type(error).__name__}); remove it to plan without") from error
+        raise DataError(f"{file} cannot be read ({type(error).__name__}); {remedy}") from error
 
 
 def _check_positive(record: Any, names: Sequence[str]) -> None:

@@ -93,10 +93,7 @@ def _plain_state(setup: Setup) -> list[Item]:
 
 
 def _zero_state(setup: Setup) -> list[Item]:
-    """DeepSpeed: weights whole (2) or in parts (3), everything of the optimizer in parts.
-
-    Gradients of an update are added up whole on each rank before they are shared (``modules.accumulate``).
-    """
+    """DeepSpeed: weights whole (2) or in parts (3), everything of the optimizer in parts."""
     zero, ranks = setup.zero, setup.ranks
     parts = ranks if zero.stage == 3 else 1
     on_gpu = zero.optimizer_at == "gpu"
@@ -112,7 +109,7 @@ def _zero_state(setup: Setup) -> list[Item]:
         Item(name="float32 weights of the optimizer", bytes=_FLOAT32 * part * on_gpu),
         Item(name="optimizer moments", bytes=2 * _FLOAT32 * part * on_gpu),
         Item(name="gradients, shared", bytes=setup.width * part * on_gpu),
-        Item(name="gradients of an update, whole", bytes=setup.width * trained, when="pass"),
+        _gradients_in_a_pass(setup),
         Item(name="reduction buckets", bytes=setup.width * buckets * zero.reduce_bucket),
         # gradients in float32, and the roots of the second moments
         Item(name="the optimizer's own step", bytes=2 * _FLOAT32 * part * on_gpu, when="update"),
@@ -124,6 +121,16 @@ def _zero_state(setup: Setup) -> list[Item]:
         gathered = min(zero.gather_bucket, trained)
         items.append(Item(name="gathered weights", bytes=setup.width * gathered, when="update"))
     return items
+
+
+def _gradients_in_a_pass(setup: Setup) -> Item:
+    """Beside buckets; those of several passes are added up whole before they are shared (``modules.accumulate``)."""
+    trained, largest = setup.trained_total, setup.largest_trained
+    if not setup.one_pass:
+        return Item(name="gradients of an update, whole", bytes=setup.width * trained, when="pass")
+    # one just computed, or waiting because it is larger than a bucket, and the copy of a bucket that ranks exchange
+    copied = min(trained, max(setup.zero.reduce_bucket, largest))
+    return Item(name="gradients on their way", bytes=setup.width * (largest + copied), when="pass")
 
 
 def _pass_items(setup: Setup, figures: Figures) -> list[Item]:

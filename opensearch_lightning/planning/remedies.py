@@ -53,6 +53,8 @@ def _changes(setup: Setup) -> Iterator[Change]:
         yield "model.policy.gradient_checkpointing=true", replace(setup, checkpointing=True)
     if setup.kind == "sft" and not setup.packed and setup.rows_per_pass > 1:
         yield "data.micro_batch=1", replace(setup, rows_per_pass=1)
+    if setup.kind == "sft" and zero.stage and not setup.one_pass:
+        yield from _one_pass(setup)
     if setup.kind == "grpo" and setup.max_tokens is not None and setup.max_tokens > setup.max_length:
         name = f"module.max_tokens_per_micro_batch={setup.max_length}"
         yield name, replace(setup, max_tokens=setup.max_length)
@@ -72,7 +74,21 @@ def _changes(setup: Setup) -> Iterator[Change]:
             nodes *= 2
     if setup.trained.get("vision_tower"):
         frozen = {**setup.trained, "vision_tower": 0, "projector": 0}
-        yield "model.policy.train_vision=false", replace(setup, trained=frozen)
+        yield "model.policy.train_vision=false model.policy.train_projector=false", replace(setup, trained=frozen)
+
+
+def _one_pass(setup: Setup) -> Iterator[Change]:
+    """Updates of one pass on each rank, which need no whole gradients: of all rows padded, or of one full pack."""
+    unlimited = "data.micro_batch=null data.max_tokens_per_pass=null"
+    if not setup.packed:
+        whole = dataclasses.replace(setup, rows_per_pass=setup.rows_per_rank, max_tokens=None)
+        yield f"module.micro_batch=null {unlimited}", whole
+    tokens = setup.max_tokens if setup.packed else None
+    pack = dataclasses.replace(
+        setup, packed=True, full_packs=True, rows_per_rank=1, max_tokens=tokens or setup.max_length
+    )
+    name = "data.packing=tokens data.batch_size=1"
+    yield name if setup.packed else f"{name} {unlimited}", pack
 
 
 def _pairs(setup: Setup) -> Iterator[Change]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.models.adapters import LANGUAGE_LINEARS
 from opensearch_lightning.models.shape import Linears, PolicyShape
 
 WIDTHS = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -140,6 +141,29 @@ class Setup:
         whole = limit if self.packed else min(limit, self.rows_per_pass * self.max_length)
         return math.ceil(whole / self.sequence_parallel)
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether no rank ever needs a second pass for an update, however long its rows are.
+
+        Of GRPO it is never sure: how many tokens a rank gets is known when the trajectories are.
+        """
+        if self.kind != "sft":
+            return False
+        if self.full_packs or self.rows_per_rank == 1:
+            return self.rows_per_rank == 1
+        all_fit = self.max_tokens is None or self.rows_per_rank * self.max_length <= self.max_tokens
+        return all_fit and (self.packed or self.rows_per_pass >= self.rows_per_rank)
+
+    @property
+    def largest_trained(self) -> int:
+        """Elements of the largest tensor that is trained, as the experts of a layer are one; adapters count 0."""
+        shape = self.shape
+        linears = (*shape.linears(), *shape.vision.linears())
+        embedding, experts = shape.vocabulary * shape.hidden, shape.experts * 2 * shape.hidden * shape.moe_intermediate
+        sizes = [(layer.part, layer.inputs * layer.outputs) for layer in linears if layer.count]
+        sizes += [("embedding", embedding), ("output_layer", embedding), ("experts", experts)]
+        return max((size for part, size in sizes if self.trained.get(part)), default=0)
+
 
 def read_setup(config: Mapping[str, Any]) -> Setup:
     """The run that a composed configuration describes.
@@ -223,9 +247,6 @@ def _adapters(shape: PolicyShape, lora: Mapping[str, Any]) -> int:
         )
     return sum(layer.count * rank * (layer.inputs + layer.outputs) for layer in adapted)
 
-
-LANGUAGE_LINEARS = r".*\.language_model\..*\.(?:[qkvo]|gate|up|down)_proj"
-"""Layers that get adapters where none are named."""
 
 _PLACES = {
     "attention": "model.language_model.layers.0.self_attn.",

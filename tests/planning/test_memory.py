@@ -71,15 +71,32 @@ def test_state_of_one_process_is_that_of_a_real_training_step(dtype: str, train_
     assert counted["optimizer moments"] == nbytes(moments)
 
 
-def test_zero3_shares_all_but_the_gradients_of_an_update() -> None:
+def test_zero3_shares_all_but_what_a_pass_needs() -> None:
     counted = items(count_memory(SFT, Figures()))
     assert counted["weights"] == 2 * P / 256
     assert counted["float32 weights of the optimizer"] == 4 * P / 256
     assert counted["optimizer moments"] == 8 * P / 256
     assert counted["gradients, shared"] == 2 * P / 256
-    assert counted["gradients of an update, whole"] == 2 * P
     assert counted["gathered weights"] == 2 * 10**9
     assert counted["reduction buckets"] == 2 * 5 * 10**8
+    # the output layer's is larger than a bucket, and so is the copy that ranks exchange
+    assert counted["gradients on their way"] == 2 * 2 * 151_936 * 4096
+    assert "gradients of an update, whole" not in counted
+
+
+def test_several_passes_add_their_gradients_up_whole() -> None:
+    several = dataclasses.replace(SFT, rows_per_rank=2, rows_per_pass=1)
+    counted = items(count_memory(several, Figures()))
+    assert counted["gradients of an update, whole"] == 2 * P
+    assert "gradients on their way" not in counted
+    rl = setup_of("experiment=grpo_8b")
+    assert items(count_memory(rl, Figures()))["gradients of an update, whole"] == 2 * P
+
+
+def test_a_bucket_is_copied_where_no_gradient_is_larger() -> None:
+    mixture = items(count_memory(setup_of("experiment=sft_30b_a3b"), Figures()))
+    # the first matrices of a layer's experts, 128 of them in one tensor, and half a billion elements of a bucket
+    assert mixture["gradients on their way"] == 2 * (128 * 2 * 2048 * 768 + 5 * 10**8)
 
 
 def test_zero2_keeps_whole_weights() -> None:
@@ -95,7 +112,7 @@ def test_offloading_moves_state_to_the_node() -> None:
     setup = setup_of("experiment=sft_8b", "trainer=deepspeed_offload", "trainer.num_nodes=1", "trainer.max_steps=1")
     memory = count_memory(setup, Figures())
     assert items(memory).keys().isdisjoint({"weights", "optimizer moments", "gradients, shared"})
-    assert items(memory)["gradients of an update, whole"] == 2 * P
+    assert items(memory)["gradients on their way"] == items(count_memory(SFT, Figures()))["gradients on their way"]
     node = {item.name: item.bytes for item in memory.node}
     assert node["optimizer state"] == pytest.approx((12 + 2 + 4) * P)
     assert node["weights"] == pytest.approx(2 * P)
@@ -106,20 +123,22 @@ def test_offloading_moves_state_to_the_node() -> None:
 
 def test_frozen_parts_and_adapters_take_no_optimizer() -> None:
     shape = SFT.shape.parameters()
-    frozen = count_memory(setup_of("experiment=sft_8b", "model.policy.train_vision=false"), Figures())
+    frozen_vision = ["model.policy.train_vision=false", "model.policy.train_projector=null"]
+    several_passes = ["data.batch_size=2", "module.micro_batch=1"]
+    frozen = count_memory(setup_of("experiment=sft_8b", *frozen_vision, *several_passes), Figures())
     trained = P - shape["vision_tower"] - shape["projector"]
     assert items(frozen)["gradients of an update, whole"] == 2 * trained
-    lora = setup_of("experiment=sft_8b", "+model.policy.lora={r: 16}")
+    lora = setup_of("experiment=sft_8b", "model.policy.lora={r: 16}")
     # r · (inputs + outputs) of q, k, v, o, gate, up, down in 36 layers
     widths = 2 * 8192 + 2 * (4096 + 1024) + 3 * (4096 + 12_288)
     assert lora.adapters == lora.trained_total == 36 * 16 * widths
     counted = items(count_memory(lora, Figures()))
-    assert counted["gradients of an update, whole"] == 2 * lora.adapters
+    assert counted["gradients on their way"] == 2 * lora.adapters
     assert counted["weights"] == 2 * (P + lora.adapters) / 256
 
 
 def test_adapters_are_float32_without_deepspeed() -> None:
-    setup = setup_of("experiment=sft_8b", "+model.policy.lora={r: 16}", "trainer=cpu")
+    setup = setup_of("experiment=sft_8b", "model.policy.lora={r: 16}", "trainer=cpu")
     counted = items(count_memory(setup, Figures()))
     assert counted["weights"] == 2 * P + 4 * setup.adapters
     assert counted["gradients"] == 4 * setup.adapters

@@ -48,16 +48,21 @@ def test_a_step_of_grpo_is_rollouts_then_scores_then_updates() -> None:
     assert ahead.step_seconds == pytest.approx(max(plan.rollouts.seconds, updating))
 
 
-@pytest.mark.parametrize("experiment", ["grpo_1node", "grpo_30b_a3b"])
-def test_what_is_told_to_fit_does(experiment: str) -> None:
-    plan = plan_of(f"experiment={experiment}")
+# two rows of an update in a pass each, or in two packs: whole gradients, which a GPU has no room for
+TWO_PASSES = ["experiment=sft_32b", "data.batch_size=2", "module.micro_batch=1"]
+TWO_PACKS = ["experiment=sft_32b", "data.batch_size=2", "data.packing=batch"]
+
+
+@pytest.mark.parametrize("run", [["experiment=grpo_1node"], ["experiment=grpo_30b_a3b"], TWO_PASSES, TWO_PACKS])
+def test_what_is_told_to_fit_does(run: list[str]) -> None:
+    plan = plan_of(*run)
     assert not plan.fits
     changes = [remedy.partition(" would fit")[0] for remedy in plan.remedies if " would fit" in remedy]
     assert changes
     for change in changes:
         words = change.split()
         # a group comes before the settings in it
-        setup = read_setup(compose_config([f"experiment={experiment}", *words]))
+        setup = read_setup(compose_config([*run, *words]))
         assert count_memory(setup, Figures()).peak <= CLUSTERS["h20"].memory, change
 
 
@@ -67,6 +72,18 @@ def test_a_row_too_long_for_a_gpu_is_split_between_ranks() -> None:
     assert "as it is, it fits h200" in plan.remedies
     # routers with losses of their own keep ranks from reading rows together
     assert not any("sequence_parallel" in remedy for remedy in plan_of("experiment=grpo_30b_a3b").remedies)
+
+
+def test_one_pass_an_update_is_told_where_that_helps() -> None:
+    passes, packs = plan_of(*TWO_PASSES), plan_of(*TWO_PACKS)
+    unlimited = "data.micro_batch=null data.max_tokens_per_pass=null"
+    one_pack = "data.packing=tokens data.batch_size=1"
+    assert any(remedy.startswith(f"{one_pack} {unlimited} would fit") for remedy in passes.remedies)
+    assert any(remedy.startswith(f"module.micro_batch=null {unlimited} would fit") for remedy in passes.remedies)
+    assert any(remedy.startswith(f"{one_pack} would fit") for remedy in packs.remedies)
+    # longer rows would not go into one pass
+    longer = plan_of(*TWO_PASSES, "data.max_length=64000")
+    assert not any(remedy.startswith("module.micro_batch=null") for remedy in longer.remedies)
 
 
 def test_heads_that_do_not_come_out_even_are_not_dealt() -> None:
@@ -87,7 +104,7 @@ def test_text_says_what_it_counted(capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "experiment=sft_8b")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "all 8,767.12 8,767.12 8,767.12" in lines
-    assert "gradients of an update, whole 17.5 while a pass runs" in lines
+    assert "gradients on their way 2.5 while a pass runs" in lines
     assert "It fits." in lines
     assert "epochs 8.00 of 36,592 rows" in lines
     assert any(line.startswith("paper, Table 4 2 days 256 H20") for line in lines)

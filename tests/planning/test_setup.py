@@ -1,11 +1,15 @@
 """What of a composed configuration is counted."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models.shape import RELEASED
+from tests.models.test_shape import config_of
 from tests.models.tiny import tiny_checkpoint
 from tests.planning.setups import setup_of
 
@@ -41,24 +45,65 @@ def test_a_checkpoint_on_disk_counts_for_itself() -> None:
     [
         (["data.batch_size=4"], 4 * 32_000),
         (["data.batch_size=4", "module.micro_batch=2"], 2 * 32_000),
-        (["data.batch_size=4", "+data.micro_batch=1"], 32_000),
-        (["data.batch_size=4", "+data.max_tokens_per_pass=50000"], 50_000),
-        (["data.batch_size=4", "+data.packing=batch"], 32_000),
-        (["data.batch_size=4", "+data.packing=tokens", "+data.pack_tokens=64000"], 64_000),
+        (["data.batch_size=4", "data.micro_batch=1"], 32_000),
+        (["data.batch_size=4", "data.max_tokens_per_pass=50000"], 50_000),
+        (["data.batch_size=4", "data.packing=batch"], 32_000),
+        (["data.batch_size=4", "data.packing=tokens", "data.pack_tokens=64000"], 64_000),
     ],
 )
 def test_the_largest_pass_of_fine_tuning(overrides: list[str], tokens: int) -> None:
-    assert setup_of("experiment=sft_8b", *[text.replace("+data", "++data") for text in overrides]).pass_tokens == tokens
+    assert setup_of("experiment=sft_8b", *overrides).pass_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("overrides", "one"),
+    [
+        ([], True),
+        (["data.packing=batch"], True),
+        (["data.max_tokens_per_pass=16000"], True),
+        (["data.packing=tokens", "data.pack_tokens=64000"], True),
+        (["data.packing=tokens", "data.batch_size=2", "data.pack_tokens=64000"], False),
+        (["data.batch_size=4"], True),
+        (["data.batch_size=4", "module.micro_batch=4"], True),
+        (["data.batch_size=4", "module.micro_batch=3"], False),
+        (["data.batch_size=4", "data.micro_batch=1"], False),
+        (["data.batch_size=4", "data.max_tokens_per_pass=127999"], False),
+        (["data.batch_size=4", "data.max_tokens_per_pass=128000"], True),
+        (["data.batch_size=4", "data.packing=batch"], False),
+        (["data.batch_size=4", "data.packing=batch", "data.pack_tokens=128000", "module.micro_batch=1"], True),
+    ],
+)
+def test_updates_that_are_sure_to_be_one_pass(overrides: list[str], one: bool) -> None:
+    assert setup_of("experiment=sft_8b", *overrides).one_pass is one
+
+
+def test_grpo_is_never_sure_of_one_pass() -> None:
+    most = "module.max_tokens_per_micro_batch=1000000000"
+    assert not setup_of("experiment=grpo_8b", most).one_pass
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_largest_matrix_is_that_of_the_real_model(name: str) -> None:
+    shape = RELEASED[name]
+    few = dataclasses.replace(shape, layers=1, routed_layers=min(1, shape.routed_layers))
+    with torch.device("meta"):
+        kind = Qwen3VLMoeForConditionalGeneration if shape.experts else Qwen3VLForConditionalGeneration
+        model = kind(config_of(few))
+    setup = dataclasses.replace(setup_of("experiment=sft_8b"), shape=shape, trained=shape.parameters())
+    assert setup.largest_trained == max(parameter.numel() for parameter in model.parameters())
+    tower = dict.fromkeys(("vision_tower", "projector"), 1)
+    of_tower = dataclasses.replace(setup, trained=tower).largest_trained
+    assert of_tower == max(parameter.numel() for parameter in model.model.visual.parameters())
 
 
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["model.policy.train_vision=false"], {"vision_tower", "projector"}),
-        (["model.policy.train_vision=false", "++model.policy.train_projector=true"], {"vision_tower"}),
-        (["++model.policy.train_projector=false"], {"projector"}),
+        (["model.policy.train_vision=false"], {"vision_tower"}),
+        (["model.policy.train_vision=false", "model.policy.train_projector=null"], {"vision_tower", "projector"}),
+        (["model.policy.train_projector=false"], {"projector"}),
         (
-            ["++model.policy.train_language=false"],
+            ["model.policy.train_language=false"],
             {"embedding", "attention", "mlp", "norms", "output_layer"},
         ),
     ],
@@ -69,10 +114,10 @@ def test_frozen_parts(overrides: list[str], parts: set[str]) -> None:
 
 
 def test_adapters_of_named_layers() -> None:
-    setup = setup_of("experiment=sft_8b", "++model.policy.lora={r: 8, target_modules: [q_proj, v_proj]}")
+    setup = setup_of("experiment=sft_8b", "model.policy.lora={r: 8, target_modules: [q_proj, v_proj]}")
     assert setup.adapters == 36 * 8 * (4096 + 4096 + 4096 + 1024)
     with pytest.raises(ConfigurationError, match=r"target_modules is \['queries'\] and no layer"):
-        setup_of("experiment=sft_8b", "++model.policy.lora={target_modules: [queries]}")
+        setup_of("experiment=sft_8b", "model.policy.lora={target_modules: [queries]}")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +128,7 @@ def test_adapters_of_named_layers() -> None:
         (["experiment=sft_8b", "trainer.strategy=fsdp"], "trainer.strategy is 'fsdp'"),
         (["experiment=sft_8b", "trainer.strategy.config.zero_optimization.stage=1"], "stage is 1; set 2 or 3"),
         (["experiment=sft_8b", "data.batch_size=0"], "data.batch_size is 0"),
-        (["experiment=sft_8b", "++data.packing=some"], "data.packing is 'some'"),
+        (["experiment=sft_8b", "data.packing=some"], "data.packing is 'some'"),
         (["experiment=sft_8b", "model.policy.dtype=int8"], "model.policy.dtype is 'int8'"),
         (["experiment=grpo_8b", "module.sequence_parallel_size=3"], "does not divide 32 ranks"),
         (["experiment=sft_8b", "module._target_=a.Other"], "module._target_ is 'a.Other'"),

@@ -51,20 +51,28 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
+Step = tuple[list[Pass], list[Pass]]
+# Pictures on both ranks, so that all parameters get a gradient.
+ONE_PASS: Step = ([(batch_of, [0, 2])], [(packed_of, [3, 0])])
+A_SECOND_ON_ONE_RANK: Step = ([(batch_of, [0, 2])], [(packed_of, [3]), (packed_of, [0])])
+BUCKET = 20_000
+"""Elements of gradients that DeepSpeed reduces together, below what these policies have."""
+
+
 class Shares(Batches):
     """Each rank its share of every step; a rank alone takes all shares."""
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, steps: Sequence[Step] = STEPS) -> None:
         super().__init__([])
-        self.first = first
+        self.first, self.steps = first, steps
 
-    def _share(self, step: tuple[list[Pass], list[Pass]]) -> SFTBatch:
+    def _share(self, step: Step) -> SFTBatch:
         assert self.trainer is not None
         alone = self.trainer.world_size == 1
         return sft_batch(*([*step[0], *step[1]] if alone else step[self.trainer.global_rank]))
 
     def train_dataloader(self) -> Any:
-        self.train = [self._share(step) for step in STEPS[self.first :]]  # type: ignore[misc]
+        self.train = [self._share(step) for step in self.steps[self.first :]]  # type: ignore[misc]
         return super().train_dataloader()
 
     def val_dataloader(self) -> Any:
@@ -93,6 +101,36 @@ def fit(strategy: str, policy: str) -> dict[str, Any]:
     run = trainer(strategy, len(STEPS), speed, logger=curves, val_check_interval=len(STEPS))
     run.fit(module, datamodule=Shares())
     return {"curves": curves.seen, "weights": weights_of(module.policy)}
+
+
+class Watched(AgenticSFT):
+    """Notes how many elements the gradients of all parameters have: the most in a pass, and behind the last one."""
+
+    most = left = 0
+
+    def on_fit_start(self) -> None:
+        super().on_fit_start()
+        for parameter in self.policy.parameters():
+            # behind DeepSpeed's own hook, which may have shared the gradient and freed it
+            parameter.register_post_accumulate_grad_hook(self._note)
+
+    def manual_backward(self, loss: Tensor, *args: Any, **options: Any) -> None:
+        super().manual_backward(loss, *args, **options)
+        self.left = self._held()
+
+    def _note(self, _: Tensor) -> None:
+        self.most = max(self.most, self._held())
+
+    def _held(self) -> int:
+        return sum(parameter.grad.numel() for parameter in self.policy.parameters() if parameter.grad is not None)
+
+
+def gradients_held(strategy: str, step: Step, micro_batch: int | None = None) -> tuple[int, int]:
+    """Most elements of gradients in a pass of an update, and those between its last pass and the optimizer's step."""
+    module = Watched(tiny_policy(), optimizer=sgd, schedule="constant", warmup_ratio=0.0, micro_batch=micro_batch)
+    config = {"zero_optimization": {"reduce_bucket_size": BUCKET}}
+    trainer(strategy, 1, config=config).fit(module, datamodule=Shares(steps=[step]))
+    return module.most, module.left
 
 
 def sgd_slow(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -133,6 +171,12 @@ def uneven_sums() -> tuple[tuple[str, ...], Tensor]:
 def work(folder: Path) -> dict[str, Any]:
     done: dict[str, Any] = {strategy: {policy: fit(strategy, policy) for policy in POLICIES} for strategy in STRATEGIES}
     done["sums"] = uneven_sums()
+    for strategy in ("zero2", "zero3"):
+        done[strategy]["held"] = {
+            "one pass": gradients_held(strategy, ONE_PASS),
+            "micro-batches": gradients_held(strategy, ONE_PASS, micro_batch=1),
+            "one pass here, two there": gradients_held(strategy, A_SECOND_ON_ONE_RANK),
+        }
     for strategy in STRATEGIES:
         done[strategy]["run"] = interrupted_lora(strategy, folder / strategy)
     return done
@@ -184,6 +228,19 @@ def test_what_the_curves_hold(alone: Any) -> None:
     sources = [{name for name in step if name.startswith("train/loss/")} for step in steps]
     assert sources == [*[{"train/loss/pictures", "train/loss/text"}] * 3, {"train/loss/text"}]
     assert {name for name in validated if "loss" in name} == {"val/loss", "val/loss/pictures", "val/loss/text"}
+
+
+@pytest.mark.parametrize("strategy", ["zero2", "zero3"])
+def test_gradients_of_an_update_are_held_whole_only_where_a_rank_has_several_passes(ranks: Any, strategy: str) -> None:
+    sizes = [parameter.numel() for parameter in tiny_policy().parameters()]
+    # ZeRO-2 hangs a rank's own part on the parameters it belongs to, the one that both ranks share whole on both
+    own = sum(sizes) // 2 + max(sizes) if strategy == "zero2" else 0
+    for rank in ranks:
+        held = rank[strategy]["held"]
+        most, left = held["one pass"]
+        assert left == 0
+        assert 0 < most <= own + BUCKET + max(sizes) < sum(sizes)
+        assert held["micro-batches"] == held["one pass here, two there"] == (sum(sizes), sum(sizes))
 
 
 def test_ranks_that_saw_fewer_sources_have_the_sums_of_all(ranks: Any) -> None:
