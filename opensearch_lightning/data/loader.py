@@ -22,6 +22,17 @@ _DIGESTS = {
 }
 
 
+def check_counts(least: int, **settings: Any) -> None:
+    """See that settings are whole numbers from ``least``.
+
+    Raises:
+        ConfigurationError: naming the first that is not.
+    """
+    for name, value in settings.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigurationError(f"{name}={value!r}; set at least {least}, a whole number.")
+
+
 class BatchSource(Protocol[T_co]):
     """Makes the batches of one rank by their number."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from opensearch_lightning.data.drops import DropReason, DropReport, checked_max_dropped
-from opensearch_lightning.data.loader import ResumableDataModule, Sealed
+from opensearch_lightning.data.loader import ResumableDataModule, Sealed, check_counts
 from opensearch_lightning.data.order.epochs import EpochOrder, Rows
 from opensearch_lightning.data.rows import rl_task
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
@@ -64,8 +64,10 @@ class SearchVLRLDataModule(ResumableDataModule):
             raise ConfigurationError(
                 f"max_prompt_tokens = {max_prompt_tokens} needs prompt_tokens, which counts a task's prompt."
             )
-        if val_batch < 1:
-            raise ConfigurationError(f"val_batch counts the tasks of a batch; got {val_batch}, set at least 1.")
+        check_counts(1, prompts_per_step=prompts_per_step, val_batch=val_batch)
+        check_counts(0, seed=seed, num_workers=num_workers)
+        if val_tasks is not None:
+            check_counts(1, val_tasks=val_tasks)
         self._shards, self._val_shards = shards, val_shards
         self._prompts_per_step, self._val_batch, self._val_tasks = prompts_per_step, val_batch, val_tasks
         self._seed, self._num_workers = seed, num_workers

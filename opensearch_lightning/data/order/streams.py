@@ -153,7 +153,7 @@ def row_stream(
         chunks: where the rows lie; ``None`` shuffles all rows together.
 
     Raises:
-        ConfigurationError: a weight for an unknown source, none for a known one, one below 0 or not finite, all 0, or
+        ConfigurationError: a weight for an unknown source, none for a known one, one that is no finite number from 0, all 0, or
             one above 0 for a source without usable rows.
     """
     if weights is None:
@@ -163,7 +163,8 @@ def row_stream(
         raise ConfigurationError(f"weights name {', '.join(unknown)}, but {known}.")
     if missing := [name for name in sources if name not in weights]:
         raise ConfigurationError(f"weights lack {', '.join(missing)}: give each source one, 0 leaves it out; {known}.")
-    if wrong := {name: weight for name, weight in weights.items() if not 0 <= weight < float("inf")}:
+    numbers = {name: weight if isinstance(weight, int | float) else -1 for name, weight in weights.items()}
+    if wrong := {name: weights[name] for name, weight in numbers.items() if not 0 <= weight < float("inf")}:
         raise ConfigurationError(f"weights must be 0 or more, got {wrong}; {known}.")
     if not any(weights.values()):
         raise ConfigurationError(f"all weights are 0: give one source more; {known}.")
