@@ -380,3 +380,23 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         job(corpus, tmp_path / "s", **options)
+
+
+def test_a_source_that_grows_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = sft_source(tmp_path / "web", 9)
+    records = corpus / "train.jsonl"
+    write = BlockWriter.write
+
+    def growing(self: BlockWriter, block: Any) -> Any:
+        with records.open("a") as file:
+            file.write(records.read_text().splitlines()[0] + "\n")
+        return write(self, block)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockWriter, "write", growing)
+        with pytest.raises(DataError, match=r"train.jsonl changed while it was read.*--fresh"):
+            shard(job(corpus, tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+    lines = len(records.read_text().splitlines())
+    report = shard(job(corpus, tmp_path / "s", fresh=True))
+    assert report is not None and report.kept == lines

@@ -72,6 +72,7 @@ def shard(job: ShardJob) -> DropReport | None:
     """
     processor = job.settings.load_processor()
     names = distinct_names(job.sources)
+    stamps = _stamps(job)
     made_from = {
         "settings": job.settings.as_json(processor),
         "order": names,
@@ -86,6 +87,11 @@ def shard(job: ShardJob) -> DropReport | None:
             return None
     with _writing(job.out), PartialShards(job.out, made_from, fresh=job.fresh) as partial:
         _write_blocks(job, processor, partial)
+        if changed := [path for path, stamp in _stamps(job).items() if stamps.get(path) != stamp]:
+            raise DataError(
+                f"{changed[0]} changed while it was read: let what writes it finish, then run the same command again "
+                "with --fresh."
+            )
         report = _report(job, partial)
         _finish(job, processor, partial, names, made_from, report)
         partial.publish()
@@ -103,6 +109,19 @@ def _check_apart(job: ShardJob) -> None:
         for path in (*source.files, *source.images.paths):
             if path.resolve().is_relative_to(out):
                 raise ConfigurationError(f"{path} of the sources lies in {job.out}, the folder to make; name another")
+
+
+def _stamps(job: ShardJob) -> dict[Path, tuple[int, int]]:
+    """Size and time of change of the files that the job's description tells the content of."""
+    stamps = {}
+    for source in job.sources:
+        for path in (*source.files, *(path for path in source.images.paths if path.is_file())):
+            try:
+                state = path.stat()
+            except OSError as error:
+                raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+            stamps[path] = state.st_size, state.st_mtime_ns
+    return stamps
 
 
 def _check_whole(job: ShardJob) -> None:
