@@ -75,7 +75,9 @@ def write_lengths(path: Path, lengths: Sequence[int]) -> None:
         Path(file.name).chmod(0o644)
         os.replace(file.name, path)
     except OSError as error:
-        raise DataError(f"lengths cannot be kept at {path}: {error}; make room there, or name another folder.") from error
+        raise DataError(
+            f"lengths cannot be kept at {path}: {error}; make room there, or name another folder."
+        ) from error
 
 
 def read_lengths(path: Path, rows: int) -> Lengths:

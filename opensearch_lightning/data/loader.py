@@ -145,8 +145,15 @@ class ResumableDataModule(L.LightningDataModule):
         """Go on behind the batches of ``state_dict``.
 
         Raises:
-            ConfigurationError: it was saved with another seed, batch, or set of rows.
+            ConfigurationError: it was saved with another seed, batch, or set of rows, or does not tell how many batches
+                were trained.
         """
+        batches = state_dict.get("batches") if isinstance(state_dict, Mapping) else None
+        if not isinstance(batches, int) or batches < 0:
+            raise ConfigurationError(
+                f"the checkpoint does not tell how many batches were trained (batches is {batches!r:.80}): start from "
+                "its weights alone, or take another one."
+            )
         for name, now in self._order().items():
             if (then := state_dict.get(name)) != now:
                 difference = f"the checkpoint was made with {_IN_WORDS.get(name, name)} = {then!r}, now it is {now!r}"
@@ -156,7 +163,7 @@ class ResumableDataModule(L.LightningDataModule):
                     f"{difference}: the order of the data would change. Set it back, or start from the checkpoint's "
                     "weights alone."
                 )
-        self._resumed = state_dict["batches"], self.trainer
+        self._resumed = batches, self.trainer
 
     def _endless(self, source: BatchSource[Any], **options: Any) -> Iterable[Any]:
         return self._for_trainer(EndlessLoader(source, self._trained, **options))

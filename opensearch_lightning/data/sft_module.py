@@ -209,12 +209,12 @@ class SearchVLSFTDataModule(ResumableDataModule):
         rows = self._ready()
         chunks, mixture = rows.source.reader.chunks, (self._weights, rows.source.reader.sources)
         return {
+            "packing": self._packing,
             "seed": self._seed,
             "global_batch": self._global_batch,
             "window": self._window if self._packing == "off" else 0,
             "rows": len(rows),
             "tokens": rows.source.digest,
-            "packing": self._packing,
             "pack_tokens": self._pack_tokens if self._packing != "off" else 0,
             "too_long": f"cut at {self._opener.max_length}" if rows.n_cut else "drop",
             "chunks": _digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",

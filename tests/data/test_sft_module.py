@@ -302,3 +302,16 @@ def test_a_place_for_lengths_that_cannot_be_written_is_named(shards: Path) -> No
 def test_no_folder_at_all_is_said() -> None:
     with pytest.raises(DataError, match="no shard folder given"):
         SearchVLSFTDataModule(None, tiny_processor(), batch_size=1).setup()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batches", [None, "3", -1])
+def test_a_checkpoint_that_tells_no_number_of_batches_is_refused(shards: Path, batches: Any) -> None:
+    module = SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1)
+    with pytest.raises(ConfigurationError, match=f"how many batches were trained .batches is {batches!r}"):
+        module.load_state_dict({**module.state_dict(), "batches": batches})
+
+
+def test_another_packing_is_named_as_such(shards: Path) -> None:
+    saved = SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1).state_dict()
+    with pytest.raises(ConfigurationError, match="packing = 'off', now it is 'batch'"):
+        SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1, packing="batch").load_state_dict(saved)
