@@ -53,9 +53,9 @@ def checked_max_dropped(fraction: float) -> float:
     Raises:
         ConfigurationError: it does not lie in [0, 1].
     """
-    if not 0.0 <= fraction <= 1.0:
+    if not isinstance(fraction, int | float) or not 0.0 <= fraction <= 1.0:
         raise ConfigurationError(
-            f"max_dropped is the fraction of rows that may be dropped; got {fraction}, set 0 to 1."
+            f"max_dropped is the fraction of rows that may be dropped; got {fraction!r}, set 0 to 1."
         )
     return fraction
 

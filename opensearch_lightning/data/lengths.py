@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from opensearch_lightning.chat import ControlStringError
 from opensearch_lightning.data.drops import DropReason, DropReport
 from opensearch_lightning.data.samples import SampleSource
-from opensearch_lightning.errors import RenderError
+from opensearch_lightning.errors import DataError, RenderError, one_line
 
 _log = logging.getLogger(__name__)
 _CODES = {DropReason.BROKEN_IMAGE: -1, DropReason.CONTROL_STRINGS_IN_TOOLS: -2}
@@ -31,10 +31,13 @@ def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None =
         source: the rows.
         num_workers: processes that count.
         folder: where to keep the result. It is found again for the same rows, processor and tools only.
+
+    Raises:
+        DataError: what is kept is damaged, or not as many lengths as there are rows.
     """
     path = lengths_file(folder, source) if folder is not None else None
     if path is not None and path.exists():
-        return np.array(json.loads(path.read_text()), dtype=np.int64)
+        return read_lengths(path, len(source))
     loader = DataLoader(
         _Measured(source),
         batch_size=None,
@@ -59,13 +62,39 @@ def code_of(error: RenderError) -> int:
 
 
 def write_lengths(path: Path, lengths: Sequence[int]) -> None:
-    """Keep lengths as :func:`measure` finds them again."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Ranks may write at once; each replaces the file by the same content.
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
-        json.dump(list(lengths), file)
-    Path(file.name).chmod(0o644)
-    os.replace(file.name, path)
+    """Keep lengths as :func:`measure` finds them again.
+
+    Raises:
+        DataError: they cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Ranks may write at once; each replaces the file by the same content.
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+            json.dump(list(lengths), file)
+        Path(file.name).chmod(0o644)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise DataError(
+            f"lengths cannot be kept at {path}: {error}; make room there, or name another folder."
+        ) from error
+
+
+def read_lengths(path: Path, rows: int) -> Lengths:
+    """Lengths that :func:`write_lengths` kept.
+
+    Raises:
+        DataError: the file cannot be read, or does not hold a whole number for each of ``rows`` rows.
+    """
+    try:
+        kept = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as kept lengths: {one_line(error)[:200]}; remove it.") from error
+    if not isinstance(kept, list) or not all(type(length) is int and abs(length) < 2**63 for length in kept):
+        raise DataError(f"{path} holds no list of lengths; remove it.")
+    if len(kept) != rows:
+        raise DataError(f"{path} has kept lengths for {len(kept)} rows, there are {rows}; remove it.")
+    return np.array(kept, dtype=np.int64)
 
 
 def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropped: float) -> tuple[Lengths, Lengths]:

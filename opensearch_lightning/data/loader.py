@@ -22,6 +22,17 @@ _DIGESTS = {
 }
 
 
+def check_counts(least: int, **settings: Any) -> None:
+    """See that settings are whole numbers from ``least``.
+
+    Raises:
+        ConfigurationError: naming the first that is not.
+    """
+    for name, value in settings.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigurationError(f"{name}={value!r}; set at least {least}, a whole number.")
+
+
 class BatchSource(Protocol[T_co]):
     """Makes the batches of one rank by their number."""
 
@@ -134,8 +145,15 @@ class ResumableDataModule(L.LightningDataModule):
         """Go on behind the batches of ``state_dict``.
 
         Raises:
-            ConfigurationError: it was saved with another seed, batch, or set of rows.
+            ConfigurationError: it was saved with another seed, batch, or set of rows, or does not tell how many batches
+                were trained.
         """
+        batches = state_dict.get("batches") if isinstance(state_dict, Mapping) else None
+        if not isinstance(batches, int) or batches < 0:
+            raise ConfigurationError(
+                f"the checkpoint does not tell how many batches were trained (batches is {batches!r:.80}): start from "
+                "its weights alone, or take another one."
+            )
         for name, now in self._order().items():
             if (then := state_dict.get(name)) != now:
                 difference = f"the checkpoint was made with {_IN_WORDS.get(name, name)} = {then!r}, now it is {now!r}"
@@ -145,7 +163,7 @@ class ResumableDataModule(L.LightningDataModule):
                     f"{difference}: the order of the data would change. Set it back, or start from the checkpoint's "
                     "weights alone."
                 )
-        self._resumed = state_dict["batches"], self.trainer
+        self._resumed = batches, self.trainer
 
     def _endless(self, source: BatchSource[Any], **options: Any) -> Iterable[Any]:
         return self._for_trainer(EndlessLoader(source, self._trained, **options))

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from opensearch_lightning.data.drops import DropReason, DropReport, checked_max_dropped
-from opensearch_lightning.data.loader import ResumableDataModule, Sealed
+from opensearch_lightning.data.loader import ResumableDataModule, Sealed, check_counts
 from opensearch_lightning.data.order.epochs import EpochOrder, Rows
+from opensearch_lightning.data.remote import is_remote
 from opensearch_lightning.data.rows import rl_task
-from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards
+from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards, folder_list
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.types import RolloutBatch, Task
 
@@ -41,7 +42,8 @@ class SearchVLRLDataModule(ResumableDataModule):
 
     Raises:
         ConfigurationError: ``prompts_per_step`` or the validation tasks cannot be shared equally by the ranks, more
-            prompts than tasks, a limit without ``prompt_tokens``, or ``max_dropped`` outside [0, 1].
+            prompts than tasks, a limit without ``prompt_tokens``, ``max_dropped`` outside [0, 1]; from ``setup``,
+            shards on another machine.
         DataError: from ``setup``, when shards are missing or too many tasks are refused.
     """
 
@@ -64,8 +66,10 @@ class SearchVLRLDataModule(ResumableDataModule):
             raise ConfigurationError(
                 f"max_prompt_tokens = {max_prompt_tokens} needs prompt_tokens, which counts a task's prompt."
             )
-        if val_batch < 1:
-            raise ConfigurationError(f"val_batch counts the tasks of a batch; got {val_batch}, set at least 1.")
+        check_counts(1, prompts_per_step=prompts_per_step, val_batch=val_batch)
+        check_counts(0, seed=seed, num_workers=num_workers)
+        if val_tasks is not None:
+            check_counts(1, val_tasks=val_tasks)
         self._shards, self._val_shards = shards, val_shards
         self._prompts_per_step, self._val_batch, self._val_tasks = prompts_per_step, val_batch, val_tasks
         self._seed, self._num_workers = seed, num_workers
@@ -138,6 +142,8 @@ class SearchVLRLDataModule(ResumableDataModule):
         return self._train
 
     def _open(self, shards: Shards, limit: int | None) -> "_Tasks":
+        if far := [folder for folder in folder_list(shards) if is_remote(folder)]:
+            raise ConfigurationError(f"{far[0]} lies on another machine: copy the folder here, and give its path.")
         reader = ShardReader(shards, kind=ShardKind.RL)
         rows = np.arange(min(len(reader), limit) if limit is not None else len(reader))
         if self._max_prompt_tokens is None or self._prompt_tokens is None:

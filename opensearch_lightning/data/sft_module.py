@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from opensearch_lightning.chat import SFTBatch
 from opensearch_lightning.data.drops import checked_max_dropped
-from opensearch_lightning.data.loader import ResumableDataModule, Sealed
+from opensearch_lightning.data.loader import ResumableDataModule, Sealed, check_counts
 from opensearch_lightning.data.order import LengthOrder
 from opensearch_lightning.data.order.plans import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
 from opensearch_lightning.data.order.streams import row_stream
@@ -94,6 +94,11 @@ class SearchVLSFTDataModule(ResumableDataModule):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        check_counts(1, batch_size=batch_size, max_length=max_length, window=window)
+        check_counts(0, seed=seed, num_workers=num_workers, cached_tokens=cached_tokens)
+        optional = {"val_batch_size": val_batch_size, "pack_tokens": pack_tokens, "chunk_window": chunk_window}
+        optional |= {"micro_batch": micro_batch, "max_tokens_per_pass": max_tokens_per_pass}
+        check_counts(1, **{name: value for name, value in optional.items() if value is not None})
         self._shards, self._val_shards = shards, val_shards
         self._batch_size, self._val_batch_size = batch_size, val_batch_size or batch_size
         self._seed, self._window, self._num_workers = seed, window, num_workers
@@ -193,8 +198,6 @@ class SearchVLSFTDataModule(ResumableDataModule):
             )
         limits = {"micro_batch": self._micro_batch, "max_tokens_per_pass": self._max_tokens_per_pass}
         for name, value in limits.items():
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name}={value}; set at least 1, or null.")
             if value is not None and self._packing != "off":
                 raise ConfigurationError(f"{name}={value} is of padded passes; with packing set pack_tokens instead.")
 
@@ -206,12 +209,12 @@ class SearchVLSFTDataModule(ResumableDataModule):
         rows = self._ready()
         chunks, mixture = rows.source.reader.chunks, (self._weights, rows.source.reader.sources)
         return {
+            "packing": self._packing,
             "seed": self._seed,
             "global_batch": self._global_batch,
             "window": self._window if self._packing == "off" else 0,
             "rows": len(rows),
             "tokens": rows.source.digest,
-            "packing": self._packing,
             "pack_tokens": self._pack_tokens if self._packing != "off" else 0,
             "too_long": f"cut at {self._opener.max_length}" if rows.n_cut else "drop",
             "chunks": _digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",

@@ -10,6 +10,7 @@ several sources were written, ``"sources": [[name, rows], …]`` in row order.
 import hashlib
 import json
 import os
+import struct
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.data.remote import RemoteFolder, is_remote
-from opensearch_lightning.errors import DataError
+from opensearch_lightning.errors import DataError, one_line
 
 META = "shards.json"
 FORMAT = 1
@@ -43,7 +44,8 @@ class ShardReader:
         storage_options: of the other machines; see :class:`~opensearch_lightning.data.remote.RemoteFolder`.
 
     Raises:
-        DataError: a folder is missing, cannot be reached, holds no shards, or shards of another kind.
+        DataError: a folder is missing, cannot be reached, holds no shards, damaged ones, or those of another kind; of a
+            row, when its file is damaged.
         ConfigurationError: a folder lies on another machine and there is no ``cache_dir``.
     """
 
@@ -73,13 +75,20 @@ class ShardReader:
         part = bisect_right(self._ends, index)
         place = index - (self._ends[part - 1] if part else 0)
         self._folders[part].ready(place)
-        sample = self._set(part)[place]
-        blob = memoryview(sample["blob"].numpy())
-        images, start = [], 0
-        for size in json.loads(bytes(sample["sizes"])):
-            images.append(bytes(blob[start : start + size]))
-            start += size
-        return json.loads(bytes(sample["record"])), tuple(images)
+        try:
+            sample = self._set(part)[place]
+            blob = memoryview(sample["blob"].numpy())
+            images, start = [], 0
+            for size in json.loads(bytes(sample["sizes"])):
+                images.append(bytes(blob[start : start + size]))
+                start += size
+            return json.loads(bytes(sample["record"])), tuple(images)
+        # What LitData and the decoders raise on a file that is not what was written.
+        except (OSError, RuntimeError, LookupError, TypeError, ValueError, struct.error) as error:
+            raise DataError(
+                f"row {place} of {self._folders[part].local} cannot be read ({one_line(error)[:200]}); write or fetch "
+                "the folder anew."
+            ) from error
 
     @property
     def sources(self) -> tuple[tuple[str, int], ...]:
@@ -89,7 +98,7 @@ class ShardReader:
     @property
     def chunks(self) -> tuple[int, ...]:
         """Rows of each chunk file, in row order."""
-        return tuple(rows for folder in self._folders for _, rows in folder.chunks)
+        return tuple(rows for folder in self._folders for _, rows, _ in folder.chunks)
 
     def beside(self, name: str) -> Path | None:
         """A file that stands beside the chunks of a single folder; ``None`` if there is none.
@@ -113,7 +122,7 @@ class ShardReader:
 
 def folder_list(folders: Shards) -> list[Path | str]:
     """One or more folders as a list."""
-    return [folders] if isinstance(folders, Path | str) else list(folders)
+    return [folders] if isinstance(folders, Path | str) else list(folders or ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +131,16 @@ class _Folder:
     rows: int
     digest: str
     sources: tuple[tuple[str, int], ...]
-    chunks: tuple[tuple[str, int], ...]
+    chunks: tuple[tuple[str, int, int], ...]
+    """Name, rows and bytes of each file."""
     chunk_ends: tuple[int, ...]
     remote: RemoteFolder | None
 
     def ready(self, row: int) -> None:
         """Fetch the chunk of a row."""
         if self.remote is not None:
-            self.remote.fetch(self.chunks[bisect_right(self.chunk_ends, row)][0], self.digest)
+            name, _, size = self.chunks[bisect_right(self.chunk_ends, row)]
+            _check_size(self.remote.fetch(name, self.digest), size)
 
     def find(self, name: str) -> Path | None:
         """A file beside the chunks."""
@@ -144,17 +155,16 @@ def _open(
     remote = RemoteFolder(str(folder), cache_dir, storage_options) if is_remote(folder) else None
     meta = _read_meta(folder, kind, remote)
     local = Path(folder) if remote is None else remote.fetch("index.json", meta["digest"]).parent
+    chunks = _chunks(folder, local / "index.json")
+    ends = tuple(accumulate(rows for _, rows, _ in chunks))
     # not the length of LitData's dataset, which is the share of one of the ranks that see each other
-    index = json.loads((local / "index.json").read_text())
-    chunks = tuple((chunk["filename"], chunk["chunk_size"]) for chunk in index["chunks"])
-    ends = tuple(accumulate(rows for _, rows in chunks))
     held = ends[-1] if ends else 0
     if held != meta["rows"]:
         raise DataError(f"{folder} holds {held} rows, its {META} says {meta['rows']}; write it anew.")
-    name = str(folder).rstrip("/").rsplit("/", 1)[-1]
-    sources = tuple((str(source), int(rows)) for source, rows in meta.get("sources", [[name, meta["rows"]]]))
-    if sum(rows for _, rows in sources) != meta["rows"]:
-        raise DataError(f"{folder} holds {meta['rows']} rows, its sources {sources}; write it anew.")
+    if remote is None:
+        for name, _, size in chunks:
+            _check_size(local / name, size)
+    sources = _sources(folder, meta)
     return _Folder(
         local=local,
         rows=meta["rows"],
@@ -166,6 +176,40 @@ def _open(
     )
 
 
+def _chunks(folder: Path | str, index: Path) -> tuple[tuple[str, int, int], ...]:
+    try:
+        listed = json.loads(index.read_text())["chunks"]
+        chunks = tuple((str(c["filename"]), int(c["chunk_size"]), int(c["chunk_bytes"])) for c in listed)
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{folder} has a damaged list of its files, {index} ({one_line(error)[:200]}); write or fetch it anew."
+        ) from error
+    if strange := [name for name, _, _ in chunks if Path(name).name != name]:
+        raise DataError(f"{index} lists {strange[0]!r:.200}, which is no name of a file in its folder; write it anew.")
+    return chunks
+
+
+def _check_size(chunk: Path, size: int) -> None:
+    # LitData would wait for the rest of it.
+    held = chunk.stat().st_size if chunk.exists() else 0
+    if held != size:
+        raise DataError(
+            f"{chunk} is damaged: it has {held} bytes, the index of its folder says {size}; write or fetch the folder "
+            "anew."
+        )
+
+
+def _sources(folder: Path | str, meta: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    name = str(folder).rstrip("/").rsplit("/", 1)[-1]
+    try:
+        sources = tuple((str(source), int(rows)) for source, rows in meta.get("sources", [[name, meta["rows"]]]))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{folder} has a damaged {META}: sources {meta['sources']!r:.80}; write it anew.") from error
+    if sum(rows for _, rows in sources) != meta["rows"] or any(rows < 0 for _, rows in sources):
+        raise DataError(f"{folder} holds {meta['rows']} rows, its sources {sources}; write it anew.")
+    return sources
+
+
 def _read_meta(folder: Path | str, kind: ShardKind, remote: RemoteFolder | None) -> dict[str, Any]:
     try:
         meta = json.loads(remote.read(META) if remote is not None else (Path(folder) / META).read_bytes())
@@ -175,10 +219,18 @@ def _read_meta(folder: Path | str, kind: ShardKind, remote: RemoteFolder | None)
         raise DataError(
             f"{folder} is no folder of shards ({error}); write it with write_sft_shards or write_rl_shards."
         ) from error
+    if not isinstance(meta, dict):
+        raise DataError(
+            f"{folder} is no folder of shards ({META} is a {type(meta).__name__}); write it with write_sft_shards or "
+            "write_rl_shards."
+        )
     if meta.get("format") != FORMAT:
         raise DataError(
             f"{folder} has shard format {meta.get('format')!r}, this version reads {FORMAT}; write it anew."
         )
+    for name, of in {"kind": str, "rows": int, "digest": str}.items():
+        if not isinstance(meta.get(name), of):
+            raise DataError(f"{folder} has a damaged {META}: {name} is {meta.get(name)!r:.80}; write it anew.")
     if meta["kind"] != kind:
         raise DataError(f"{folder} holds {meta['kind']} rows where {kind} rows are needed.")
     return meta

@@ -1,6 +1,5 @@
 """The usable rows of SFT shards: how long each is, which are cut, and from which source they come."""
 
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from opensearch_lightning.chat import TokenizedSample, cut_at_turn
-from opensearch_lightning.data.lengths import Lengths, lengths_file, measure, usable, write_lengths
+from opensearch_lightning.data.lengths import Lengths, lengths_file, measure, read_lengths, usable, write_lengths
 from opensearch_lightning.data.order.streams import Chunks, Rows
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards, folder_list
-from opensearch_lightning.errors import DataError
 
 _log = logging.getLogger(__name__)
 _NAMED = 5
@@ -53,19 +51,16 @@ class RowOpener:
         mixture of folders that were measured is not measured again.
 
         Raises:
-            DataError: kept lengths are not as many as the rows.
+            DataError: kept lengths are damaged, or not as many as the rows.
         """
         return np.concatenate([self._lengths(folder) for folder in folder_list(folders)])
 
     def _lengths(self, folder: Path | str) -> Lengths:
         source = self.open(folder)
         beside = source.reader.beside(lengths_file(Path(), source).name)
-        lengths = measure(
+        return measure(
             source, num_workers=self.num_workers, folder=beside.parent if beside is not None else self.lengths_dir
         )
-        if len(lengths) != len(source):
-            raise DataError(f"{folder} has {len(source)} rows, kept lengths for {len(lengths)}; remove those.")
-        return lengths
 
 
 class SFTRows:
@@ -149,7 +144,7 @@ def _cut_lengths(source: SampleSource, lengths: Lengths, opener: RowOpener) -> L
     kept = opener.lengths_dir
     path = kept / f"cut-{source.digest[:32]}-{opener.max_length}.json" if kept is not None else None
     if path is not None and path.exists():
-        cut = np.array(json.loads(path.read_text()), dtype=np.int64)
+        cut = read_lengths(path, len(rows))
     else:
         loader = DataLoader(
             _CutRows(source, rows, opener.max_length),

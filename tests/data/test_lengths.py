@@ -11,11 +11,11 @@ from PIL import Image
 from opensearch_lightning.chat import ChatRenderer
 from opensearch_lightning.chat.images import ImageEncoder
 from opensearch_lightning.data import ShardKind, ShardReader, write_sft_shards
-from opensearch_lightning.data.lengths import measure
+from opensearch_lightning.data.lengths import lengths_file, measure
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.errors import DataError, RenderError
 from opensearch_lightning.pictures import picture_size, read_picture
-from tests.data.rows import answer, call, conversation, picture, row
+from tests.data.rows import answer, call, conversation, picture, row, sft_shards
 from tests.models.tiny import tiny_processor
 
 NOISE = np.random.default_rng(0).integers(0, 256, (400, 400, 4), dtype=np.uint8)
@@ -117,3 +117,14 @@ def _turns(text: str) -> list[Any]:
     from opensearch_lightning.chat import AssistantTurn, UserTurn
 
     return [UserTurn(parts=[text, picture(1)]), AssistantTurn(text=answer("x"))]
+
+
+@pytest.mark.parametrize("kept", ["", "[1", "{}", '["a", "b", "c"]', "[1, 2]", "[1, 2, 3.5]", "[true, 1, 2]"])
+def test_damaged_lengths_are_not_taken(tmp_path: Path, kept: str) -> None:
+    source = SampleSource(ShardReader(sft_shards(tmp_path / "s", 3), kind=ShardKind.SFT), tiny_processor())
+    path = lengths_file(tmp_path, source)
+    path.write_text(kept)
+    with pytest.raises(DataError, match=rf"{path.name} .*; remove it"):
+        measure(source, folder=tmp_path)
+    path.unlink()
+    assert measure(source, folder=tmp_path).tolist() == measure(source, folder=tmp_path).tolist()

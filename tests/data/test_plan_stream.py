@@ -127,3 +127,13 @@ def test_places_run_on_through_epochs() -> None:
 def test_no_window_of_chunks_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="chunk_window counts chunks; got 0"):
         Chunks(of_row=OF_ROW, window=0)
+
+
+def test_weights_whose_sum_is_no_float_keep_their_proportions() -> None:
+    assert apportion(30, [1e308, 1.5e308, 5e307]) == [10, 15, 5]
+
+
+def test_a_weight_too_small_for_one_row_is_named() -> None:
+    ids = np.repeat([0, 1], [24, 7])
+    with pytest.raises(ConfigurationError, match=r"give b no row of an epoch of 31: raise its weight, or set it to 0"):
+        row_stream(source_ids=ids, sources=["a", "b"], weights={"a": 0.999, "b": 0.001}, seed=1)

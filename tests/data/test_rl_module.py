@@ -138,3 +138,17 @@ def test_settings_that_cannot_work_are_refused(shards: Path) -> None:
 def test_folders_are_joined(shards: Path, tmp_path: Path) -> None:
     write_rl_shards([task(20)], tmp_path / "more")
     assert module([shards, tmp_path / "more"]).n_tasks == 11
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prompts_per_step", "2"), ("prompts_per_step", 0), ("val_batch", -1), ("val_tasks", 0), ("seed", -1)],
+)
+def test_settings_that_are_no_counts_are_refused(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}={value!r}; set at least"):
+        SearchVLRLDataModule(tmp_path, **{"prompts_per_step": 2, name: value})
+
+
+def test_tasks_on_another_machine_are_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigurationError, match=r"http://a/b lies on another machine: copy the folder"):
+        SearchVLRLDataModule("http://a/b", prompts_per_step=1).setup()

@@ -255,3 +255,63 @@ def test_tools_with_control_strings_have_their_own_reason(
     assert f"row row-1 cannot be used: the tool schemas hold the control strings ['{held}']" in caplog.text
     # schemas that are not rendered harm nobody
     assert module(tmp_path / "s", batch_size=1, render_tools=False, max_dropped=0.0).n_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", "2"),
+        ("batch_size", -1),
+        ("batch_size", 2.5),
+        ("batch_size", None),
+        ("val_batch_size", 0),
+        ("val_batch_size", -1),
+        ("pack_tokens", 0),
+        ("pack_tokens", "x"),
+        ("micro_batch", 0),
+        ("max_tokens_per_pass", -5),
+        ("chunk_window", "2"),
+        ("max_length", 0),
+        ("max_length", None),
+        ("window", 0),
+        ("seed", -1),
+        ("seed", None),
+        ("num_workers", -1),
+        ("max_dropped", None),
+    ],
+)
+def test_settings_that_are_no_counts_are_refused(shards: Path, name: str, value: Any) -> None:
+    settings = {"batch_size": 2, "packing": "tokens", name: value}
+    with pytest.raises(ConfigurationError, match=rf"{name}.*{value!r}"):
+        SearchVLSFTDataModule(shards, tiny_processor(), **settings)
+
+
+@pytest.mark.parametrize("weight", ["x", None, float("nan"), -1])
+def test_weights_that_are_no_numbers_are_refused(shards: Path, weight: Any) -> None:
+    module = SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1, weights={shards.name: weight})
+    with pytest.raises(ConfigurationError, match="weights must be 0 or more"):
+        module.train_dataloader()
+
+
+def test_a_place_for_lengths_that_cannot_be_written_is_named(shards: Path) -> None:
+    module = SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1, lengths_dir=shards / "shards.json")
+    with pytest.raises(DataError, match=r"lengths cannot be kept at .*shards.json/lengths-"):
+        module.setup()
+
+
+def test_no_folder_at_all_is_said() -> None:
+    with pytest.raises(DataError, match="no shard folder given"):
+        SearchVLSFTDataModule(None, tiny_processor(), batch_size=1).setup()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("batches", [None, "3", -1])
+def test_a_checkpoint_that_tells_no_number_of_batches_is_refused(shards: Path, batches: Any) -> None:
+    module = SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1)
+    with pytest.raises(ConfigurationError, match=f"how many batches were trained .batches is {batches!r}"):
+        module.load_state_dict({**module.state_dict(), "batches": batches})
+
+
+def test_another_packing_is_named_as_such(shards: Path) -> None:
+    saved = SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1).state_dict()
+    with pytest.raises(ConfigurationError, match="packing = 'off', now it is 'batch'"):
+        SearchVLSFTDataModule(shards, tiny_processor(), batch_size=1, packing="batch").load_state_dict(saved)

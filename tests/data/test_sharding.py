@@ -191,6 +191,47 @@ def test_folders_of_others_are_left_alone(corpus: Path, tmp_path: Path) -> None:
         shard(job(corpus, tmp_path / "s"))
 
 
+def test_fresh_replaces_shards_alone(tmp_path: Path) -> None:
+    corpus = sft_source(tmp_path / "all" / "web", 4)
+    before = sorted(corpus.rglob("*"))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "precious.txt").write_text("x")
+    with pytest.raises(DataError, match="notes exists already and holds no shards"):
+        shard(job(corpus, tmp_path / "notes", fresh=True))
+    for out in (corpus, tmp_path / "all"):
+        (out / "shards.json").write_text("{}")
+        with pytest.raises(ConfigurationError, match="of the sources lies in"):
+            shard(job(corpus / "train.jsonl", out, fresh=True))
+        (out / "shards.json").unlink()
+    assert sorted(corpus.rglob("*")) == before
+    assert (tmp_path / "notes" / "precious.txt").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "index"])
+def test_damaged_shards_are_not_called_complete(tmp_path: Path, damage: str) -> None:
+    corpus = sft_source(tmp_path / "web", 4)
+    shard(job(corpus, tmp_path / "s"))
+    whole = digests(tmp_path / "s")
+    chunk = next((tmp_path / "s").glob("*.bin"))
+    if damage == "gone":
+        chunk.unlink()
+    elif damage == "short":
+        chunk.write_bytes(chunk.read_bytes()[:-7])
+    else:
+        (tmp_path / "s" / "index.json").write_text("{")
+    with pytest.raises(DataError, match=r"damaged.*--fresh"):
+        shard(job(corpus, tmp_path / "s"))
+    shard(job(corpus, tmp_path / "s", fresh=True))
+    assert digests(tmp_path / "s") == whole
+
+
+def test_records_nested_too_deep_are_named(tmp_path: Path) -> None:
+    deep = "[" * 900 + "]" * 900
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n{"x": ' + deep + "}\n")
+    with pytest.raises(DataError, match=r"a.jsonl\[1\] is nested too deep"):
+        shard(job(tmp_path / "a.jsonl", tmp_path / "s"))
+
+
 def test_too_many_unusable_rows_end_the_job(tmp_path: Path, written: list[int]) -> None:
     corpus = sft_source(tmp_path / "web", 9)
     (corpus / "images" / "3_1.png").unlink()
@@ -339,3 +380,23 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         job(corpus, tmp_path / "s", **options)
+
+
+def test_a_source_that_grows_while_it_is_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = sft_source(tmp_path / "web", 9)
+    records = corpus / "train.jsonl"
+    write = BlockWriter.write
+
+    def growing(self: BlockWriter, block: Any) -> Any:
+        with records.open("a") as file:
+            file.write(records.read_text().splitlines()[0] + "\n")
+        return write(self, block)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(BlockWriter, "write", growing)
+        with pytest.raises(DataError, match=r"train.jsonl changed while it was read.*--fresh"):
+            shard(job(corpus, tmp_path / "s"))
+    assert not (tmp_path / "s").exists()
+    lines = len(records.read_text().splitlines())
+    report = shard(job(corpus, tmp_path / "s", fresh=True))
+    assert report is not None and report.kept == lines

@@ -132,6 +132,45 @@ def test_unusable_folders_are_named(tmp_path: Path, damage: str) -> None:
     assert str(folder) in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("shards.json", []),
+        ("shards.json", {"format": 1, "kind": "sft", "rows": 3}),
+        ("shards.json", {"format": 1, "kind": "sft", "rows": "3", "digest": "d"}),
+        ("shards.json", {"format": 1, "kind": "sft", "rows": 3, "digest": "d", "sources": [["a"]]}),
+        ("shards.json", {"format": 1, "kind": "sft", "rows": 3, "digest": "d", "sources": [["a", 4], ["b", -1]]}),
+        ("index.json", None),
+        ("index.json", {}),
+        ("index.json", {"chunks": [{"filename": "../a", "chunk_size": 3, "chunk_bytes": 1}]}),
+    ],
+)
+def test_damaged_folders_are_named(tmp_path: Path, name: str, content: Any) -> None:
+    folder = sft_shards(tmp_path / "s", 3)
+    (folder / name).write_text("" if content is None else json.dumps(content))
+    with pytest.raises(DataError, match=str(folder)) as raised:
+        ShardReader(folder, kind=ShardKind.SFT)
+    assert name in str(raised.value) or "its sources" in str(raised.value)
+
+
+@pytest.mark.parametrize("left", [None, 0, -9])
+def test_damaged_chunks_are_named_at_the_start(tmp_path: Path, left: int | None) -> None:
+    folder = sft_shards(tmp_path / "s", 3)
+    chunk = next(folder.glob("*.bin"))
+    content = chunk.read_bytes()
+    chunk.unlink() if left is None else chunk.write_bytes(content[:left])
+    with pytest.raises(DataError, match=f"{chunk.name} is damaged.*the index of its folder says {len(content)}"):
+        ShardReader(folder, kind=ShardKind.SFT)
+
+
+def test_rows_of_a_file_with_another_content_are_named(tmp_path: Path) -> None:
+    folder = sft_shards(tmp_path / "s", 3)
+    chunk = next(folder.glob("*.bin"))
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+    with pytest.raises(DataError, match=f"row 1 of {folder} cannot be read"):
+        ShardReader(folder, kind=ShardKind.SFT)[1]
+
+
 def test_sft_rows_come_back(tmp_path: Path) -> None:
     schemas = [{"type": "function", "function": {"name": "crop"}}]
     write_sft_shards([row(5, tools=schemas), row(6, system="")], tmp_path / "s")

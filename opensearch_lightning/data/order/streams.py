@@ -153,8 +153,8 @@ def row_stream(
         chunks: where the rows lie; ``None`` shuffles all rows together.
 
     Raises:
-        ConfigurationError: a weight for an unknown source, none for a known one, one below 0 or not finite, all 0, or
-            one above 0 for a source without usable rows.
+        ConfigurationError: a weight for an unknown source, none for a known one, one that is no finite number from 0,
+            all 0, or one above 0 for a source without usable rows or too small for one row an epoch.
     """
     if weights is None:
         return ShuffledRows(n_rows=len(source_ids), seed=seed, chunks=chunks)
@@ -163,13 +163,21 @@ def row_stream(
         raise ConfigurationError(f"weights name {', '.join(unknown)}, but {known}.")
     if missing := [name for name in sources if name not in weights]:
         raise ConfigurationError(f"weights lack {', '.join(missing)}: give each source one, 0 leaves it out; {known}.")
-    if wrong := {name: weight for name, weight in weights.items() if not 0 <= weight < float("inf")}:
+    numbers = {name: weight if isinstance(weight, int | float) else -1 for name, weight in weights.items()}
+    if wrong := {name: weights[name] for name, weight in numbers.items() if not 0 <= weight < float("inf")}:
         raise ConfigurationError(f"weights must be 0 or more, got {wrong}; {known}.")
     if not any(weights.values()):
         raise ConfigurationError(f"all weights are 0: give one source more; {known}.")
     held = np.bincount(source_ids, minlength=len(sources))
     if empty := [name for name, rows in zip(sources, held, strict=True) if weights[name] > 0 and not rows]:
         raise ConfigurationError(f"no usable row of {', '.join(empty)}, whose weight is above 0: set it to 0.")
+    taking = [name for name in sources if weights[name] > 0]
+    total = sum(int(rows) for name, rows in zip(sources, held, strict=True) if weights[name] > 0)
+    counts = dict(zip(taking, apportion(total, [weights[name] for name in taking]), strict=True))
+    if never := [name for name in taking if not counts[name]]:
+        raise ConfigurationError(
+            f"the weights give {', '.join(never)} no row of an epoch of {total}: raise its weight, or set it to 0."
+        )
     return MixedRows(source_ids=source_ids, weights=[weights[name] for name in sources], seed=seed, chunks=chunks)
 
 
@@ -183,7 +191,9 @@ def rows_at(stream: RowStream, start: int, stop: int) -> tuple[Rows, Rows]:
 
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers that sum to ``total`` and are ``weights`` to rounding (largest remainders)."""
-    shares = np.asarray(weights, dtype=float) / np.sum(weights) * total
+    # to the largest first: the sum of large floats overflows
+    parts = np.asarray(weights, dtype=float) / max(weights)
+    shares = parts / parts.sum() * total
     counts = np.floor(shares).astype(int)
     counts[np.argsort(counts - shares, kind="stable")[: total - int(counts.sum())]] += 1
     return counts.tolist()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.data.sources import Source
+from opensearch_lightning.errors import DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,9 @@ def cut_blocks(
         rows: most records of a block.
         weight: bytes of text and images in the records themselves behind which a block ends.
         wanted: whether the block of a number shall have its file.
+
+    Raises:
+        DataError: a source cannot be read, or a record is nested too deep.
     """
     numbers = count()
     for place, source in enumerate(sources):
@@ -77,10 +81,13 @@ def _take(records: Iterator[tuple[str, Any]], path: Path | None, rows: int, weig
             item = next(records, None)
             if item is None:
                 break
-            if file is not None:
-                pickle.dump(item, file, protocol=pickle.HIGHEST_PROTOCOL)
+            try:
+                weighed += _weight(item[1])
+                if file is not None:
+                    pickle.dump(item, file, protocol=pickle.HIGHEST_PROTOCOL)
+            except RecursionError as error:
+                raise DataError(f"{item[0]} is nested too deep; mend or remove it.") from error
             taken += 1
-            weighed += _weight(item[1])
     finally:
         if file is not None:
             file.close()

@@ -66,26 +66,69 @@ def shard(job: ShardJob) -> DropReport | None:
         What was kept and dropped; ``None`` when the shards are there already, made from the same.
 
     Raises:
-        DataError: too many rows cannot be used; a source changed; the disk is full. What is finished is kept for the
-            next try, and shards that are there stay as they are.
-        ConfigurationError: settings changed since the work began, or the folder is in use.
+        DataError: too many rows cannot be used; a source changed; the disk is full; the folder is there and holds no
+            shards, or damaged ones. What is finished is kept for the next try, and what is there stays as it is.
+        ConfigurationError: settings changed since the work began, or the folder is in use, or holds a source.
     """
     processor = job.settings.load_processor()
     names = distinct_names(job.sources)
+    stamps = _stamps(job)
     made_from = {
         "settings": job.settings.as_json(processor),
         "order": names,
         "sources": {name: source.fingerprint() for name, source in zip(names, job.sources, strict=True)},
     }
-    if job.out.exists() and not job.fresh:
-        check_complete(job.out, made_from, _meta(job.out))
-        return None
+    _check_apart(job)
+    if job.out.exists():
+        meta = _meta(job.out)
+        if not job.fresh:
+            check_complete(job.out, made_from, meta)
+            _check_whole(job)
+            return None
     with _writing(job.out), PartialShards(job.out, made_from, fresh=job.fresh) as partial:
         _write_blocks(job, processor, partial)
+        if changed := [path for path, stamp in _stamps(job).items() if stamps.get(path) != stamp]:
+            raise DataError(
+                f"{changed[0]} changed while it was read: let what writes it finish, then run the same command again "
+                "with --fresh."
+            )
         report = _report(job, partial)
         _finish(job, processor, partial, names, made_from, report)
         partial.publish()
     return report
+
+
+def _check_apart(job: ShardJob) -> None:
+    """See that making the folder anew would remove nothing that the rows are made from.
+
+    Raises:
+        ConfigurationError: a source lies in it.
+    """
+    out = job.out.resolve()
+    for source in job.sources:
+        for path in (*source.files, *source.images.paths):
+            if path.resolve().is_relative_to(out):
+                raise ConfigurationError(f"{path} of the sources lies in {job.out}, the folder to make; name another")
+
+
+def _stamps(job: ShardJob) -> dict[Path, tuple[int, int]]:
+    """Size and time of change of the files that the job's description tells the content of."""
+    stamps = {}
+    for source in job.sources:
+        for path in (*source.files, *(path for path in source.images.paths if path.is_file())):
+            try:
+                state = path.stat()
+            except OSError as error:
+                raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+            stamps[path] = state.st_size, state.st_mtime_ns
+    return stamps
+
+
+def _check_whole(job: ShardJob) -> None:
+    try:
+        ShardReader(job.out, kind=job.settings.kind)
+    except DataError as error:
+        raise DataError(f"{error} Add --fresh to replace it when the new ones are complete.") from error
 
 
 def distinct_names(sources: Sequence[Source]) -> list[str]:
@@ -118,9 +161,10 @@ def _writing(out: Path) -> Iterator[None]:
 
 def _meta(out: Path) -> dict[str, Any]:
     try:
-        return json.loads((out / META).read_text())
+        meta = json.loads((out / META).read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"{out} exists already and holds no shards; name another folder, or remove it.") from error
+    return meta if isinstance(meta, dict) else {}
 
 
 def _write_blocks(job: ShardJob, processor: Any, partial: PartialShards) -> None:

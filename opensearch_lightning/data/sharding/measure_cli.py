@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from opensearch_lightning.data.lengths import lengths_file, measure
+from opensearch_lightning.data.loader import check_counts
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.sharding.settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind, ShardReader
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         OpenSearchError: the shards or the processor cannot be used.
     """
+    check_counts(0, workers=args.workers)
     settings = ShardSettings(kind=ShardKind.SFT, processor=args.processor, max_pixels=args.max_pixels)
     reader = ShardReader(args.shards, kind=ShardKind.SFT)
     source = SampleSource(reader, settings.load_processor(), render_tools=not args.no_tools)
