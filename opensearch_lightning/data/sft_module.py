@@ -1,12 +1,11 @@
 """The DataModule of supervised fine-tuning."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from opensearch_lightning.chat import SFTBatch
+from opensearch_lightning.data.digests import json_digest
 from opensearch_lightning.data.drops import checked_max_dropped
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
 from opensearch_lightning.data.order import LengthOrder
@@ -214,8 +213,8 @@ class SearchVLSFTDataModule(ResumableDataModule):
             "packing": self._packing,
             "pack_tokens": self._pack_tokens if self._packing != "off" else 0,
             "too_long": f"cut at {self._opener.max_length}" if rows.n_cut else "drop",
-            "chunks": _digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",
-            "weights": _digest(mixture) if self._weights is not None else "",
+            "chunks": json_digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",
+            "weights": json_digest(mixture) if self._weights is not None else "",
         }
 
     def _ready(self) -> SFTRows:
@@ -265,7 +264,3 @@ class SearchVLSFTDataModule(ResumableDataModule):
         if self._packing != "off":
             return {"max_tokens": self._pack_tokens}
         return {"micro_batch": self._micro_batch, "max_tokens": self._max_tokens_per_pass}
-
-
-def _digest(parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any
 from opensearch_lightning.data.drops import DropReason, DropReport, checked_max_dropped
 from opensearch_lightning.data.lengths import lengths_file, write_lengths
 from opensearch_lightning.data.samples import SampleSource
-from opensearch_lightning.data.shard_writer import Chunks, write_index
+from opensearch_lightning.data.shard_writer import WrittenChunks, write_index
 from opensearch_lightning.data.sharding.blocks import Block, cut_blocks
 from opensearch_lightning.data.sharding.card import corpus_card, lengths_of
 from opensearch_lightning.data.sharding.card_pages import card_page, lengths_figure
@@ -263,7 +263,7 @@ def _finish(
         stats[names[block.source]].merge(block.stats)
     folder = partial.rows
     runs = [[name, rows[name]] for name in names if rows[name]]
-    chunks = Chunks(files=files, config=config, digests=digests)
+    chunks = WrittenChunks(files=files, config=config, digests=digests)
     write_index(folder, chunks, kind=job.settings.kind, sources=runs, made_from=made_from)
     _write_card(folder, job, stats, report, made_from["settings"])
     reader = ShardReader(folder, kind=job.settings.kind)

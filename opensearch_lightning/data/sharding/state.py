@@ -162,15 +162,20 @@ def finished_blocks(out: Path) -> dict[int, int]:
     return {block["number"]: block["rows"] for block in blocks}
 
 
-def check_complete(out: Path, job: Mapping[str, Any], read_meta: Mapping[str, Any]) -> None:
+def check_complete(out: Path, job: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """See that finished shards were made from the same.
+
+    Args:
+        out: their folder.
+        job: what new shards would be a function of, as JSON.
+        meta: content of the folder's ``shards.json``.
 
     Raises:
         DataError: naming what changed, and the remedy.
     """
-    if "made_from" not in read_meta:
+    if "made_from" not in meta:
         raise DataError(f"{out} exists already and was not made by this command; remove it, or name another folder.")
-    changed = differences(read_meta["made_from"], job)
+    changed = differences(meta["made_from"], job)
     if changed:
         raise DataError(
             f"{out} holds shards that were made otherwise ({'; '.join(changed)}) and stays as it is. Name another "

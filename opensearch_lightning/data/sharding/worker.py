@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.synchronize import Event
 from typing import Any
 
+from opensearch_lightning.data.digests import content_digest
 from opensearch_lightning.data.drops import DropReason, UnusableRow
 from opensearch_lightning.data.lengths import code_of
 from opensearch_lightning.data.renderers import RowRenderers
@@ -23,7 +24,6 @@ from opensearch_lightning.data.sharding.card_stats import CorpusStats
 from opensearch_lightning.data.sharding.settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import ImageStore, parse_rl, parse_sft
-from opensearch_lightning.data.sources.duplicates import content_digest
 from opensearch_lightning.errors import DataError, RenderError
 
 _log = logging.getLogger(__name__)
