@@ -14,7 +14,7 @@ from typing import Any
 
 from opensearch_lightning.data.digests import content_digest
 from opensearch_lightning.data.drops import DropReason, UnusableRow
-from opensearch_lightning.data.lengths import code_of
+from opensearch_lightning.data.lengths import length_in_place_of
 from opensearch_lightning.data.renderers import RowRenderers
 from opensearch_lightning.data.rows import sft_record, task_record
 from opensearch_lightning.data.sft_row import SFTRow
@@ -152,7 +152,7 @@ class BlockWriter:
             return self._renderers.length(row)
         except RenderError as error:
             _log.info("%s cannot be rendered: %s", name, error)
-            return code_of(error)
+            return length_in_place_of(error)
 
 
 _writer: BlockWriter | None = None
