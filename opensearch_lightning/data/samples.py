@@ -35,6 +35,7 @@ class SampleSource:
         self._renderers = RowRenderers(processor, render_tools=render_tools)
         self._samples: dict[int, TokenizedSample] = {}
         self.renderer = self._renderers.without_tools
+        """The renderer of rows without tools; all share its tokenizer and its kept images."""
 
     def __len__(self) -> int:
         return len(self.reader)

@@ -9,9 +9,8 @@ from opensearch_lightning.chat import SFTBatch
 from opensearch_lightning.data.digests import json_digest
 from opensearch_lightning.data.drops import checked_max_dropped
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed
-from opensearch_lightning.data.order import LengthOrder
+from opensearch_lightning.data.order import BatchPackPlan, FullPackPlan, LengthOrder, PaddedPlan, Plan
 from opensearch_lightning.data.order.packs import best_fit, padded_passes
-from opensearch_lightning.data.order.plans import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
 from opensearch_lightning.data.order.streams import Rows, row_stream
 from opensearch_lightning.data.sft_batches import Layout, TrainBatches, ValLoader
 from opensearch_lightning.data.shards import Shards

@@ -11,7 +11,7 @@ import numpy as np
 
 from opensearch_lightning.data.order.epochs import LengthOrder, check_batch
 from opensearch_lightning.data.order.packs import fill_share, full_packs, padded_passes, spread_packs
-from opensearch_lightning.data.order.streams import Rows, RowStream, rows_at
+from opensearch_lightning.data.order.streams import PACKS, Rows, RowStream, rows_at
 
 
 class Plan(Protocol):
@@ -193,8 +193,7 @@ class FullPackPlan:
                 self._stream.epoch(epoch),
                 self._lengths,
                 self._pack_tokens,
-                # 3 keeps this generator apart from those of the permutations
-                rng=np.random.default_rng([self._seed, epoch, 3]),
+                rng=np.random.default_rng([self._seed, epoch, PACKS]),
                 multiple=self._each_update,
                 window=self._window,
             )
