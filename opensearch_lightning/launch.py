@@ -521,13 +521,13 @@ def export_policy(built: Run, which: str) -> Path | None:
     if best:
         built.module.load_state_dict(torch.load(best, map_location="cpu", weights_only=True)["state_dict"])
     if has_adapters(built.shared["policy"]):
-        _write(built, target, dict(full_weights(built.shared["policy"])))
+        _write_weights(built, target, dict(full_weights(built.shared["policy"])))
     else:
         save_whole(built.shared["policy"], built.shared["processor"], target)
     return target
 
 
-def _write(built: Run, target: Path, weights: Mapping[str, Tensor]) -> None:
+def _write_weights(built: Run, target: Path, weights: Mapping[str, Tensor]) -> None:
     from opensearch_lightning.export import write_policy
     from opensearch_lightning.models import adapter_alpha
 
@@ -557,7 +557,7 @@ def _export_from_ranks(built: Run, target: Path, best: str) -> None:
             if first:
                 weights |= in_dtype([(name, weight)], policy.dtype)
     if first:
-        _write(built, target, weights)
+        _write_weights(built, target, weights)
     built.trainer.strategy.barrier()
 
 

@@ -1,24 +1,21 @@
 """GRPO through ``train.py`` on a tiny world: the same seed gives the same curves, also over a kill −9."""
 
-import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.train_processes import curves, finish, start
+
 MEASURED = ("time/", "latency", "cache_hits")
 """Columns that are measured, not computed: the clock, and whether a process had seen a call before."""
 
 
-def command(tiny: dict[str, Path], run: Path, *more: str) -> list[str]:
-    settings = [
+def settings_of(tiny: dict[str, Path], run: Path, *more: str) -> list[str]:
+    return [
         "experiment=quickstart_grpo",
         f"run_dir={run}",
         f"data_dir={tiny['root']}",
@@ -38,24 +35,8 @@ def command(tiny: dict[str, Path], run: Path, *more: str) -> list[str]:
         "trainer.val_check_interval=2",
         "logger=csv",
         "export=null",
+        *more,
     ]
-    return [sys.executable, str(ROOT / "train.py"), *settings, *more]
-
-
-def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE)
-
-
-def finish(process: "subprocess.Popen[bytes]") -> None:
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode()[-2000:]
-
-
-def curves(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    return [{k: v for k, v in row.items() if not any(part in k for part in MEASURED)} for row in rows]
 
 
 def prompts(run: Path) -> list[tuple[int, Any, Any]]:
@@ -68,12 +49,12 @@ def prompts(run: Path) -> list[tuple[int, Any, Any]]:
 def whole(tiny: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
     run = tmp_path_factory.mktemp("grpo") / "whole"
-    finish(start(command(tiny, run)))
+    finish(start(settings_of(tiny, run)))
     return run
 
 
 def test_the_policy_moves(whole: Path) -> None:
-    rows = curves(whole)
+    rows = curves(whole, measured=MEASURED)
     assert [row["step"] for row in rows] == ["0", "1", "2", "3", "4"]
     assert all(float(row["train/grad_norm"]) > 0 for row in rows)
     assert float(rows[0]["train/ratio_max_error"]) < 1e-5
@@ -81,8 +62,8 @@ def test_the_policy_moves(whole: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_curves(tiny: dict[str, Path], whole: Path, tmp_path: Path) -> None:
-    finish(start(command(tiny, tmp_path / "again")))
-    assert curves(tmp_path / "again") == curves(whole)
+    finish(start(settings_of(tiny, tmp_path / "again")))
+    assert curves(tmp_path / "again") == curves(whole, measured=MEASURED)
     assert prompts(tmp_path / "again") == prompts(whole)
 
 
@@ -90,19 +71,19 @@ def test_kill_and_resume_gives_the_curves_of_an_undisturbed_run(
     tiny: dict[str, Path], whole: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "killed"
-    process = start(command(tiny, run))
+    process = start(settings_of(tiny, run))
     metrics = run / "metrics.csv"
     deadline = time.monotonic() + 300
     # the checkpoint holds two steps; rows of later ones must be there, to be replaced
-    while not (metrics.exists() and len(curves(run)) >= 4) and time.monotonic() < deadline:
+    while not (metrics.exists() and len(curves(run, measured=MEASURED)) >= 4) and time.monotonic() < deadline:
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     last = run / "checkpoints" / "last.ckpt"
     assert last.exists()
-    before = len(curves(run))
-    finish(start(command(tiny, run, f"ckpt_path={last}")))
+    before = len(curves(run, measured=MEASURED))
+    finish(start(settings_of(tiny, run, f"ckpt_path={last}")))
     assert before >= 4
-    assert curves(run) == curves(whole)
+    assert curves(run, measured=MEASURED) == curves(whole, measured=MEASURED)
     assert prompts(run) == prompts(whole)

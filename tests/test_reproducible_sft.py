@@ -1,11 +1,7 @@
 """Fine-tuning through ``train.py`` on a tiny world: a kill −9 and a resume leave no trace in curves and order."""
 
-import csv
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +10,8 @@ import lightning as L
 import pytest
 
 from opensearch_lightning.chat import SFTBatch
+from tests.train_processes import curves, finish, start
 
-ROOT = Path(__file__).parents[1]
 STEPS = 14
 MEASURED = ("time/", "per_second", "mfu", "wait")
 """Parts of the names of columns that are measured by the clock."""
@@ -38,8 +34,8 @@ def _ids(one: Any) -> Any:
     return one.input_ids if index_BT is None else one.input_ids[0][index_BT]
 
 
-def command(tiny: dict[str, Path], run: Path, packing: str, *more: str) -> list[str]:
-    settings = [
+def settings_of(tiny: dict[str, Path], run: Path, packing: str, *more: str) -> list[str]:
+    return [
         "experiment=quickstart_sft",
         f"run_dir={run}",
         f"model.path={tiny['model']}",
@@ -57,24 +53,8 @@ def command(tiny: dict[str, Path], run: Path, packing: str, *more: str) -> list[
         "trainer.val_check_interval=5",
         "logger=csv",
         "export=null",
+        *more,
     ]
-    return [sys.executable, str(ROOT / "train.py"), *settings, *more]
-
-
-def start(arguments: list[str]) -> "subprocess.Popen[bytes]":
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE)
-
-
-def finish(process: "subprocess.Popen[bytes]") -> None:
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors.decode()[-2000:]
-
-
-def curves(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open(newline="") as lines:
-        rows = list(csv.DictReader(lines))
-    return [{k: v for k, v in row.items() if not any(part in k for part in MEASURED)} for row in rows]
 
 
 def rows_of(run: Path) -> list[list[list[int]]]:
@@ -86,11 +66,11 @@ def test_kill_and_resume_gives_the_curves_of_an_undisturbed_run(
     tiny: dict[str, Path], tmp_path: Path, packing: str
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    finish(start(command(tiny, whole, packing)))
+    finish(start(settings_of(tiny, whole, packing)))
     assert len({json.dumps(row) for step in rows_of(whole) for row in step}) == 12, "an epoch is not over"
-    assert len({row["train/loss"] for row in curves(whole)}) > STEPS - 2
+    assert len({row["train/loss"] for row in curves(whole, measured=MEASURED)}) > STEPS - 2
 
-    process = start(command(tiny, killed, packing))
+    process = start(settings_of(tiny, killed, packing))
     last, deadline = killed / "checkpoints" / "last.ckpt", time.monotonic() + 300
     # killed behind a step that no checkpoint holds yet, in the second epoch
     while not (killed / "rows" / "8.json").exists() and time.monotonic() < deadline:
@@ -100,6 +80,6 @@ def test_kill_and_resume_gives_the_curves_of_an_undisturbed_run(
     process.communicate()
     assert last.exists()
     (killed / "rows" / "8.json").unlink()
-    finish(start(command(tiny, killed, packing, f"ckpt_path={last}")))
-    assert curves(killed) == curves(whole)
+    finish(start(settings_of(tiny, killed, packing, f"ckpt_path={last}")))
+    assert curves(killed, measured=MEASURED) == curves(whole, measured=MEASURED)
     assert rows_of(killed) == rows_of(whole)

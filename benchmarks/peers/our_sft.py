@@ -11,7 +11,7 @@ import torch
 from peers.measure import Recorder
 from peers.sft_data import SFTSettings, digest
 
-from opensearch_lightning.chat import PackedBatch, collate, pack
+from opensearch_lightning.chat import PackedBatch, SFTBatch, collate, pack
 from opensearch_lightning.data import SearchVLSFTDataModule, ShardKind, ShardReader
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.models import load_policy, load_processor, policy_logprobs
@@ -36,15 +36,9 @@ def data_module(shards: Path, policy: Path, *, batch: int, **options: Any) -> Se
     )
 
 
-def passes_of(batch: Any) -> tuple[Any, ...]:
-    """Forward and backward passes of a batch."""
-    passes: tuple[Any, ...] = batch.passes
-    return passes
-
-
-def rows_of(batch: Any) -> int:
+def rows_of(batch: SFTBatch) -> int:
     """Trajectories of a batch."""
-    return sum(len(one.valid) for one in passes_of(batch))
+    return sum(len(one.valid) for one in batch.passes)
 
 
 def stored_lengths(shards: Path) -> list[int]:
@@ -76,9 +70,8 @@ class _Record(L.Callback):
         self._recorder.start()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        passes = passes_of(batch)
-        tokens = sum(int(one.valid.sum()) for one in passes)
-        places = sum(one.input_ids.numel() for one in passes)
+        tokens = sum(int(one.valid.sum()) for one in batch.passes)
+        places = sum(one.input_ids.numel() for one in batch.passes)
         self._recorder.end_step(tokens=tokens, places=places, rows=rows_of(batch))
 
 

@@ -25,24 +25,19 @@ _SHORTEST_BASE64 = 64
 _BASE64 = re.compile(r"[A-Za-z0-9+/_\-\s]+={0,2}\s*")
 
 
-def load_image(source: Any, root: Path | None) -> bytes:
-    """The encoded file of one image, checked to decode.
+def load_image(source: Any) -> bytes:
+    """The encoded file of an image that ``source`` holds itself, checked to decode.
 
     Args:
-        source: a path relative to ``root``, or any form of :func:`held_image`.
-        root: folder that paths are read from; a path may not lead out of it.
+        source: any form of :func:`held_image` but a path or URL.
 
     Raises:
-        UnusableRow: the image is missing or cannot be decoded.
+        UnusableRow: the image is elsewhere or cannot be decoded.
     """
     held = held_image(source)
-    if isinstance(held, bytes):
-        return checked_image(held)
-    if root is None:
-        raise UnusableRow(
-            DropReason.MISSING_IMAGE, f"image {held!r:.200} is a path; say which folder holds the images."
-        )
-    return checked_image(read_below(root, held), held)
+    if isinstance(held, str):
+        raise UnusableRow(DropReason.MISSING_IMAGE, f"image {held!r:.200} is a path; give the bytes of its file.")
+    return checked_image(held)
 
 
 def held_image(source: Any) -> bytes | str:

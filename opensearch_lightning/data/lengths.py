@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from opensearch_lightning.chat import ControlStringError
-from opensearch_lightning.data.drops import DropReason, DropReport
+from opensearch_lightning.data.drops import DropReason
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.errors import DataError, RenderError, one_line
 
 _log = logging.getLogger(__name__)
-_CODES = {DropReason.BROKEN_IMAGE: -1, DropReason.CONTROL_STRINGS_IN_TOOLS: -2}
 Lengths = NDArray[np.int64]
+UNRENDERABLE = {DropReason.BROKEN_IMAGE: -1, DropReason.CONTROL_STRINGS_IN_TOOLS: -2}
+"""What stands in place of the length of a row that cannot be rendered."""
 
 
 def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None = None) -> Lengths:
-    """Tokens of every row, image tokens counted; below 0 for one that cannot be rendered, by reason.
+    """Tokens of every row, image tokens counted; one of :data:`UNRENDERABLE` for one that cannot be rendered.
 
     Image tokens follow from the sizes of the images, so that no patches are made.
 
@@ -36,18 +37,30 @@ def measure(source: SampleSource, *, num_workers: int = 0, folder: Path | None =
         DataError: what is kept is damaged, or not as many lengths as there are rows.
     """
     path = lengths_file(folder, source) if folder is not None else None
+    return kept_numbers(_Measured(source), len(source), path, num_workers=num_workers)
+
+
+def kept_numbers(numbers: Dataset[int], count: int, path: Path | None, *, num_workers: int = 0) -> Lengths:
+    """The numbers that a file keeps; without the file those of a data set, which are then kept there.
+
+    Args:
+        numbers: works out each of them.
+        count: how many there are.
+        path: the file; ``None`` keeps nothing.
+        num_workers: processes that work them out.
+    """
     if path is not None and path.exists():
-        return read_lengths(path, len(source))
+        return read_lengths(path, count)
     loader = DataLoader(
-        _Measured(source),
+        numbers,
         batch_size=None,
         num_workers=num_workers,
         generator=torch.Generator(),  # the global one stays as it is, whether or not the result was kept
     )
-    lengths = np.fromiter(loader, dtype=np.int64, count=len(source))
+    found = np.fromiter(loader, dtype=np.int64, count=count)
     if path is not None:
-        write_lengths(path, lengths.tolist())
-    return lengths
+        write_lengths(path, found.tolist())
+    return found
 
 
 def lengths_file(folder: Path, source: SampleSource) -> Path:
@@ -55,10 +68,10 @@ def lengths_file(folder: Path, source: SampleSource) -> Path:
     return folder / f"lengths-{source.digest[:32]}.json"
 
 
-def code_of(error: RenderError) -> int:
-    """What stands in place of the length of a row that cannot be rendered."""
+def length_in_place_of(error: RenderError) -> int:
+    """Of :data:`UNRENDERABLE`, the number that tells why a row cannot be rendered."""
     held = isinstance(error, ControlStringError)
-    return _CODES[DropReason.CONTROL_STRINGS_IN_TOOLS if held else DropReason.BROKEN_IMAGE]
+    return UNRENDERABLE[DropReason.CONTROL_STRINGS_IN_TOOLS if held else DropReason.BROKEN_IMAGE]
 
 
 def write_lengths(path: Path, lengths: Sequence[int]) -> None:
@@ -97,29 +110,6 @@ def read_lengths(path: Path, rows: int) -> Lengths:
     return np.array(kept, dtype=np.int64)
 
 
-def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropped: float) -> tuple[Lengths, Lengths]:
-    """Leave out the rows that cannot be rendered or are too long; those are dropped whole, never cut.
-
-    Returns:
-        Indices of the usable rows, and their lengths.
-
-    Raises:
-        DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
-    """
-    report = DropReport("SFT shards", limit=max_dropped)
-    for reason, code in _CODES.items():
-        for index in np.flatnonzero(lengths == code):
-            report.drop(reason, source.name(int(index)))
-    for index in np.flatnonzero(lengths > max_length):
-        report.drop(DropReason.TOO_LONG, f"{source.name(int(index))}: {lengths[index]} tokens")
-    rows = np.flatnonzero((lengths >= 0) & (lengths <= max_length))
-    report.kept = len(rows)
-    report.check()
-    if report.n_dropped:
-        _log.warning("%s", report)
-    return rows, lengths[rows]
-
-
 class _Measured(Dataset[int]):
     def __init__(self, source: SampleSource) -> None:
         self._source = source
@@ -132,4 +122,4 @@ class _Measured(Dataset[int]):
             return self._source.length(index)
         except RenderError as error:
             _log.warning("row %s cannot be used: %s", self._source.name(index), error)
-            return code_of(error)
+            return length_in_place_of(error)

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from opensearch_lightning.data.drops import DropReport, UnusableRow
-from opensearch_lightning.data.images import MAX_ASPECT, load_image
+from opensearch_lightning.data.images import checked_shape, load_image
 from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.shard_writer import Record, write_shards
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import ImageStore, parse_sft
 from opensearch_lightning.errors import DataError
-from opensearch_lightning.pictures import open_picture
 from opensearch_lightning.types import Task
 
 _log = logging.getLogger(__name__)
@@ -149,17 +148,12 @@ def _check_texts(task: Task) -> None:
 def _task_images(task: Task) -> list[bytes]:
     if not isinstance(task.images, list | tuple):
         raise DataError(f"task {task.id!r}: images are a list of encoded files, got {type(task.images).__name__}.")
-    try:
-        images = [load_image(image, None) for image in task.images]
-    except UnusableRow as error:
-        raise DataError(f"task {task.id!r}: {error}") from error
-    for number, encoded in enumerate(images, start=1):
-        width, height = open_picture(encoded).size
-        if max(width, height) > MAX_ASPECT * min(width, height):
-            raise DataError(
-                f"task {task.id!r}: image {number} of {width}x{height} pixels is more than {MAX_ASPECT} times longer "
-                "than wide; cut or pad it."
-            )
+    images = []
+    for number, image in enumerate(task.images, start=1):
+        try:
+            images.append(checked_shape(load_image(image)))
+        except UnusableRow as error:
+            raise DataError(f"task {task.id!r}, image {number}: {error}") from error
     return images
 
 

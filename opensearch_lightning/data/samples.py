@@ -1,11 +1,10 @@
 """SFT rows as token sequences: rendered when needed, their tokens kept."""
 
-import hashlib
-import json
 from functools import cached_property
 from typing import Any
 
 from opensearch_lightning.chat import TokenizedSample
+from opensearch_lightning.data.digests import json_digest
 from opensearch_lightning.data.renderers import RowRenderers
 from opensearch_lightning.data.rows import sft_row
 from opensearch_lightning.data.shards import ShardReader
@@ -36,6 +35,7 @@ class SampleSource:
         self._renderers = RowRenderers(processor, render_tools=render_tools)
         self._samples: dict[int, TokenizedSample] = {}
         self.renderer = self._renderers.without_tools
+        """The renderer of rows without tools; all share its tokenizer and its kept images."""
 
     def __len__(self) -> int:
         return len(self.reader)
@@ -78,7 +78,7 @@ class SampleSource:
             self._processor.image_processor.to_json_string(),
             str(self._render_tools),
         ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return json_digest(parts)
 
     def _keep(self, index: int, sample: TokenizedSample) -> None:
         if len(sample.token_ids) <= self._room:

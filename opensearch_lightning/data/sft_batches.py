@@ -1,12 +1,11 @@
 """Rows laid out as the batches of fine-tuning, for training and for validation."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 
 from opensearch_lightning.chat import ModelBatch, PackedBatch, SFTBatch, TokenizedSample, collate, pack
-from opensearch_lightning.data.order.packs import best_fit, padded_passes
 from opensearch_lightning.data.order.plans import Plan
 from opensearch_lightning.data.order.streams import Rows
 from opensearch_lightning.data.usable_rows import SFTRows
@@ -59,7 +58,7 @@ class ValLoader:
         batch_size: rows of a batch on one rank.
         rank: this rank.
         world_size: number of ranks.
-        pass_settings: limits of a pass: of packs ``max_tokens``, of padded rows ``micro_batch`` too.
+        passes: the passes of a rank's rows, which come from short to long.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class ValLoader:
         batch_size: int,
         rank: int,
         world_size: int,
-        pass_settings: Mapping[str, int | None],
+        passes: Callable[[Rows], list[Rows]],
     ) -> None:
-        self._layout, self._settings = layout, pass_settings
+        self._layout, self._passes = layout, passes
         self._batch_size, self._rank, self._world_size = batch_size, rank, world_size
         self._order = layout.rows.lengths.argsort(kind="stable")
 
@@ -83,12 +82,6 @@ class ValLoader:
         for start in range(0, len(self._order), size):
             own = self._order[start : start + size][self._rank :: self._world_size]
             yield self._layout.batch(self._passes(own)) if len(own) else self._uncounted()
-
-    def _passes(self, own: Rows) -> list[Rows]:
-        lengths = self._layout.rows.lengths
-        if self._layout.packed:
-            return [own[one] for one in best_fit(lengths[own], self._settings["max_tokens"] or 1)]
-        return padded_passes(own, lengths, **self._settings)
 
     def _uncounted(self) -> SFTBatch:
         """A rank left without a row still takes part: it reads one that counts nothing."""

@@ -1,17 +1,17 @@
 """The DataModule of supervised fine-tuning."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from opensearch_lightning.chat import SFTBatch
+from opensearch_lightning.data.digests import json_digest
 from opensearch_lightning.data.drops import checked_max_dropped
 from opensearch_lightning.data.loader import ResumableDataModule, Sealed, check_counts
-from opensearch_lightning.data.order import LengthOrder
-from opensearch_lightning.data.order.plans import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
-from opensearch_lightning.data.order.streams import row_stream
+from opensearch_lightning.data.order import BatchPackPlan, FullPackPlan, LengthOrder, PaddedPlan, Plan
+from opensearch_lightning.data.order.packs import best_fit, padded_passes
+from opensearch_lightning.data.order.streams import Rows, row_stream
 from opensearch_lightning.data.sft_batches import Layout, TrainBatches, ValLoader
 from opensearch_lightning.data.shards import Shards
 from opensearch_lightning.data.usable_rows import RowOpener, SFTRows, TooLong
@@ -40,7 +40,9 @@ class SearchVLSFTDataModule(ResumableDataModule):
             update (Table 4 counts trajectories) in packs, level over the ranks. ``tokens`` plans an epoch in full
             packs. No trajectory of a pack sees another, except a prompt that both begin with.
         pack_tokens: most tokens of a pack; ``max_length`` by default.
-        micro_batch: without packing, most rows of a pass; ``None`` for one pass.
+        micro_batch: without packing, most rows of a pass; ``None`` for one pass. It cuts a rank's rows in the order of
+            their length, so that short rows are not padded to long ones;
+            :class:`~opensearch_lightning.modules.AgenticSFT` can only split what a batch brings.
         max_tokens_per_pass: without packing, most tokens of a pass, padding counted; ``None`` for one pass.
         weights: weight of each source by name, 0 to leave it out: an epoch then is as many rows as the sources that
             take part have, in these proportions. ``None``: every row once an epoch.
@@ -182,7 +184,7 @@ class SearchVLSFTDataModule(ResumableDataModule):
             batch_size=self._val_batch_size,
             rank=self._rank,
             world_size=self._world_size,
-            pass_settings=self._pass_settings(),
+            passes=partial(self._val_passes, self._val),
         )
         return self._for_trainer(loader)
 
@@ -217,8 +219,8 @@ class SearchVLSFTDataModule(ResumableDataModule):
             "tokens": rows.source.digest,
             "pack_tokens": self._pack_tokens if self._packing != "off" else 0,
             "too_long": f"cut at {self._opener.max_length}" if rows.n_cut else "drop",
-            "chunks": _digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",
-            "weights": _digest(mixture) if self._weights is not None else "",
+            "chunks": json_digest([self._chunk_window, chunks]) if self._chunk_window is not None else "",
+            "weights": json_digest(mixture) if self._weights is not None else "",
         }
 
     def _ready(self) -> SFTRows:
@@ -262,13 +264,15 @@ class SearchVLSFTDataModule(ResumableDataModule):
         order = LengthOrder(
             lengths=rows.lengths, batch_size=self._global_batch, seed=self._seed, window=self._window, stream=stream
         )
-        return PaddedPlan(order, lengths=rows.lengths, world_size=world_size, **self._pass_settings())
+        return PaddedPlan(
+            order,
+            lengths=rows.lengths,
+            world_size=world_size,
+            micro_batch=self._micro_batch,
+            max_tokens=self._max_tokens_per_pass,
+        )
 
-    def _pass_settings(self) -> dict[str, int | None]:
+    def _val_passes(self, rows: SFTRows, own: Rows) -> list[Rows]:
         if self._packing != "off":
-            return {"max_tokens": self._pack_tokens}
-        return {"micro_batch": self._micro_batch, "max_tokens": self._max_tokens_per_pass}
-
-
-def _digest(parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+            return [own[one] for one in best_fit(rows.lengths[own], self._pack_tokens)]
+        return padded_passes(own, rows.lengths, micro_batch=self._micro_batch, max_tokens=self._max_tokens_per_pass)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from opensearch_lightning.data.digests import content_digest
 from opensearch_lightning.data.shards import FORMAT, META, ShardKind
 from opensearch_lightning.errors import DataError
 
@@ -22,7 +23,7 @@ Record = tuple[Mapping[str, Any], Sequence[bytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunks:
+class WrittenChunks:
     """Chunk files that one writer made, as LitData's index describes them, and the digest of each row in hex."""
 
     files: Sequence[Mapping[str, Any]]
@@ -54,16 +55,14 @@ class ChunkWriter:
             DataError: the record is no JSON.
         """
         sample = _encode(record, images)
-        digest = hashlib.sha256()
-        for part in sample.values():
-            digest.update(len(part).to_bytes(8, "big") + part)
+        digest = content_digest(*sample.values()).hex()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
             self._writer[len(self._digests)] = {**sample, "blob": _tensor(sample["blob"])}
-        self._digests.append(digest.hexdigest())
-        return self._digests[-1]
+        self._digests.append(digest)
+        return digest
 
-    def close(self) -> Chunks:
+    def close(self) -> WrittenChunks:
         """Write what is left; without rows there are no files."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
@@ -71,14 +70,14 @@ class ChunkWriter:
         # `merge` of LitData's writer waits for every rank of a process group and stamps the time.
         parts = list(self._folder.glob("*.index.json"))
         if not parts:
-            return Chunks(files=(), config={}, digests=())
+            return WrittenChunks(files=(), config={}, digests=())
         assert len(parts) == 1, f"{len(parts)} index files of one writer"
         index = json.loads(parts[0].read_text())
         parts[0].unlink()
-        return Chunks(files=index["chunks"], config=index["config"], digests=self._digests)
+        return WrittenChunks(files=index["chunks"], config=index["config"], digests=self._digests)
 
 
-def write_index(folder: Path, chunks: Chunks, *, kind: ShardKind, **more: Any) -> None:
+def write_index(folder: Path, chunks: WrittenChunks, *, kind: ShardKind, **more: Any) -> None:
     """Make a folder of chunk files a folder of shards.
 
     Args:

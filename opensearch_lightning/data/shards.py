@@ -217,7 +217,8 @@ def _read_meta(folder: Path | str, kind: ShardKind, remote: RemoteFolder | None)
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{folder} is no folder of shards ({error}); write it with write_sft_shards or write_rl_shards."
+            f"{folder} is no folder of shards ({error}); write it with `opensearch shard`, write_sft_shards or "
+            "write_rl_shards."
         ) from error
     if not isinstance(meta, dict):
         raise DataError(

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
 
-from opensearch_lightning.chat import TokenizedSample, cut_at_turn
-from opensearch_lightning.data.lengths import Lengths, lengths_file, measure, read_lengths, usable, write_lengths
+from opensearch_lightning.chat import TokenizedSample
+from opensearch_lightning.data.cut_rows import cut_lengths, cut_sample
+from opensearch_lightning.data.drops import DropReason, DropReport
+from opensearch_lightning.data.lengths import UNRENDERABLE, Lengths, lengths_file, measure
 from opensearch_lightning.data.order.streams import Chunks, Rows
 from opensearch_lightning.data.samples import SampleSource
 from opensearch_lightning.data.shards import ShardKind, ShardReader, Shards, folder_list
@@ -24,7 +24,10 @@ TooLong = Literal["drop", "cut"]
 
 @dataclass(frozen=True, kw_only=True)
 class RowOpener:
-    """How rows are read, measured and chosen."""
+    """How rows are read, measured and chosen.
+
+    The settings are those of :class:`~opensearch_lightning.data.SearchVLSFTDataModule`.
+    """
 
     processor: Any
     max_length: int
@@ -80,24 +83,30 @@ class SFTRows:
         lengths = opener.lengths(folders)
         too_long = lengths > opener.max_length
         if opener.too_long == "cut":
-            lengths = _cut_lengths(self.source, lengths, opener)
-        self.rows, self.lengths = usable(
-            self.source, lengths, max_length=opener.max_length, max_dropped=opener.max_dropped
-        )
-        self._cut = too_long[self.rows]
+            lengths = cut_lengths(
+                self.source,
+                lengths,
+                max_length=opener.max_length,
+                num_workers=opener.num_workers,
+                folder=opener.lengths_dir,
+            )
+        self._places = _usable_places(self.source, lengths, opener)
+        self.lengths = lengths[self._places]
+        """Tokens of each row, those that are cut as they are then."""
+        self._cut = too_long[self._places]
         if self.n_cut:
-            names = [self.source.name(int(row)) for row in self.rows[self._cut][:_NAMED]]
+            names = [self.source.name(int(row)) for row in self._places[self._cut][:_NAMED]]
             _log.warning(
                 "SFT shards: %d of %d rows were longer than %d tokens and are cut behind a turn of the policy: %s%s",
                 self.n_cut,
-                len(self.rows),
+                len(self),
                 opener.max_length,
                 ", ".join(names),
                 ", …" if self.n_cut > _NAMED else "",
             )
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._places)
 
     @property
     def n_cut(self) -> int:
@@ -114,59 +123,40 @@ class SFTRows:
         """Source of each row, a place in ``sources``."""
         runs = self.source.reader.sources
         ids = np.repeat([self.sources.index(name) for name, _ in runs], [rows for _, rows in runs])
-        return ids[self.rows]
+        return ids[self._places]
 
     def chunks(self, window: int | None) -> Chunks | None:
         """Where the rows lie, for an order chunk by chunk; ``None`` without a window."""
         if window is None:
             return None
         sizes = self.source.reader.chunks
-        return Chunks(of_row=np.repeat(np.arange(len(sizes)), sizes)[self.rows], window=window)
+        return Chunks(of_row=np.repeat(np.arange(len(sizes)), sizes)[self._places], window=window)
 
     def sample(self, row: int) -> TokenizedSample:
         """Row ``row`` as tokens and images, cut if it is too long."""
-        sample = self.source.sample(int(self.rows[row]))
+        sample = self.source.sample(int(self._places[row]))
         if not self._cut[row]:
             return sample
-        cut = _cut(self.source, sample, self._max_length)
+        cut = cut_sample(self.source, sample, self._max_length)
         assert cut is not None, "rows whose first turn does not fit are not usable"
         return cut
 
 
-def _cut(source: SampleSource, sample: TokenizedSample, max_length: int) -> TokenizedSample | None:
-    renderer = source.renderer
-    return cut_at_turn(sample, max_length, image_token_id=renderer.image_token_id, merge_size=renderer.merge_size)
+def _usable_places(source: SampleSource, lengths: Lengths, opener: RowOpener) -> Rows:
+    """Places in ``source`` of the rows that can be rendered and are not too long; the others are dropped and named.
 
-
-def _cut_lengths(source: SampleSource, lengths: Lengths, opener: RowOpener) -> Lengths:
-    """``lengths`` with those of cut rows; a row whose first turn of the policy does not fit stays too long."""
-    rows = np.flatnonzero(lengths > opener.max_length)
-    kept = opener.lengths_dir
-    path = kept / f"cut-{source.digest[:32]}-{opener.max_length}.json" if kept is not None else None
-    if path is not None and path.exists():
-        cut = read_lengths(path, len(rows))
-    else:
-        loader = DataLoader(
-            _CutRows(source, rows, opener.max_length),
-            batch_size=None,
-            num_workers=opener.num_workers if len(rows) > opener.num_workers else 0,
-            generator=torch.Generator(),  # the global one stays as it is
-        )
-        cut = np.fromiter(loader, dtype=np.int64, count=len(rows))
-        if path is not None:
-            write_lengths(path, cut.tolist())
-    shortened = lengths.copy()
-    shortened[rows] = np.where(cut > 0, cut, lengths[rows])
-    return shortened
-
-
-class _CutRows(Dataset[int]):
-    def __init__(self, source: SampleSource, rows: Rows, max_length: int) -> None:
-        self._source, self._rows, self._max_length = source, rows, max_length
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, place: int) -> int:
-        cut = _cut(self._source, self._source.sample(int(self._rows[place])), self._max_length)
-        return len(cut.token_ids) if cut is not None else 0
+    Raises:
+        DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
+    """
+    report = DropReport("SFT shards", limit=opener.max_dropped)
+    for reason, code in UNRENDERABLE.items():
+        for index in np.flatnonzero(lengths == code):
+            report.drop(reason, source.name(int(index)))
+    for index in np.flatnonzero(lengths > opener.max_length):
+        report.drop(DropReason.TOO_LONG, f"{source.name(int(index))}: {lengths[index]} tokens")
+    places = np.flatnonzero((lengths >= 0) & (lengths <= opener.max_length))
+    report.kept = len(places)
+    report.check()
+    if report.n_dropped:
+        _log.warning("%s", report)
+    return places

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models.adapters import Lora, add_lora
+from opensearch_lightning.models.output_layer import OutputLayer
 from opensearch_lightning.models.patch_embedding import project_by_matrix
 from opensearch_lightning.models.router import float32_router as make_routers_float32
 
@@ -86,21 +85,6 @@ def _freeze(policy: Any, *, vision: bool, projector: bool | None, language: bool
     visual.requires_grad_(vision)
     for part in (visual.merger, visual.deepstack_merger_list):
         part.requires_grad_(projector)
-
-
-class OutputLayer(nn.Linear):
-    """An output layer that computes in another type than its weight, which it shares with ``layer``."""
-
-    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
-        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
-        self.weight = layer.weight
-        self.compute_dtype = dtype
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits in ``compute_dtype``."""
-        # autocast would take the precision away again, and the engine runs outside of it
-        with torch.autocast(hidden.device.type, enabled=False):
-            return linear(hidden.to(self.compute_dtype), self.weight.to(self.compute_dtype))
 
 
 def load_processor(path: str | Path, *, max_pixels: int | None = None, video_max_pixels: int | None = None) -> Any:

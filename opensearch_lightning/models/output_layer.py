@@ -1,12 +1,30 @@
-"""From last hidden states to log-probabilities, through a policy's own output layer."""
+"""A policy's output layer: in a type of its own, and from last hidden states to log-probabilities.
+
+Shapes: ``N`` positions, ``H`` hidden values, ``V`` tokens of the vocabulary.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from opensearch_lightning.algorithms.logprobs import TokenScores, token_scores
-from opensearch_lightning.models.loading import OutputLayer
+
+
+class OutputLayer(nn.Linear):
+    """An output layer that computes in another type than its weight, which it shares with ``layer``."""
+
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__(layer.in_features, layer.out_features, bias=False, device="meta")
+        self.weight = layer.weight
+        self.compute_dtype = dtype
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits in ``compute_dtype``."""
+        # autocast would take the precision away again, and the engine runs outside of it
+        with torch.autocast(hidden.device.type, enabled=False):
+            return linear(hidden.to(self.compute_dtype), self.weight.to(self.compute_dtype))
 
 
 def output_layer_scores(
@@ -29,8 +47,8 @@ def output_layer_scores(
 
     Args:
         layer: output layer, as ``model.lm_head``.
-        hidden_NH: last hidden states.
-        targets_N: int64 ids.
+        hidden_NH: last hidden states ``[N, H]``.
+        targets_N: int64 ids ``[N]``.
         temperature: divides the logits.
         chunk_size: most positions at a time.
         with_entropy: whether to compute the entropy, in nats.

@@ -48,8 +48,9 @@ class AgenticSFT(L.LightningModule):
         schedule: course of the learning rate after the warm-up.
         warmup_ratio: warm-up as a fraction of all updates.
         total_steps: updates of the whole training; the Trainer's ``max_steps`` by default.
-        micro_batch: rows of one forward and backward pass, into which padded passes are split; ``None`` takes them
-            whole, as packed ones always are.
+        micro_batch: most rows of a pass; larger padded ones are split. ``None`` takes them as they come, as packed ones
+            always are. It serves DataModules that make one batch of an update: that of
+            :class:`~opensearch_lightning.data.SearchVLSFTDataModule` has a ``micro_batch`` of its own, which pads less.
         max_grad_norm: limit of the global gradient norm, ``None`` for none; under DeepSpeed it becomes the
             ``gradient_clipping`` of its config.
 

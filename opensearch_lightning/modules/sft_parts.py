@@ -69,7 +69,7 @@ def filled_up(parts: list[Part], passes: int) -> list[Part]:
 
 
 def split_rows(batch: ModelBatch, size: int, config: Any) -> Iterator[ModelBatch]:
-    """Parts of ``size`` rows each, trimmed to their own longest row, with the images of their rows.
+    """A padded batch in parts of ``size`` rows each, trimmed to their own longest row, with the images of their rows.
 
     Args:
         batch: batch padded on the right.

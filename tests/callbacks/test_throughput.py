@@ -7,14 +7,11 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from opensearch_lightning.callbacks import ThroughputLogging
-from opensearch_lightning.callbacks.throughput import frozen_parts, peak_tflops
+from opensearch_lightning.callbacks.throughput import peak_tflops
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.models import Lora, add_lora
-from opensearch_lightning.models.flops import training_flops
-from opensearch_lightning.models.shape import PARTS, PolicyShape
+from opensearch_lightning.models import PolicyShape, training_flops
 from opensearch_lightning.modules import AgenticSFT
 from tests.data.trainers import trainer
-from tests.models.test_router import moe
 from tests.models.tiny import tiny_policy
 from tests.modules.test_sft import SAMPLES, Batches, batch_of, sgd
 from tests.modules.test_sft_batches import packed_of, sft_batch
@@ -168,21 +165,6 @@ def test_mfu_is_what_the_model_needs_over_what_the_device_can(clock: Clock, lay:
     )
     (logged,) = fit(clock, [batch], ThroughputLogging(peak_tflops=0.001), policy=policy)
     assert logged["train/mfu"] == pytest.approx(needed / 2 / 1e9)
-
-
-def test_frozen_parts_are_found() -> None:
-    plain, vision = tiny_policy(), {"vision_tower", "projector"}
-    every = set(PARTS) - {"experts", "router"}
-    assert frozen_parts(plain) == set()
-    assert frozen_parts(tiny_policy(train_vision=False)) == vision
-    assert frozen_parts(tiny_policy(train_vision=False, train_projector=True)) == {"vision_tower"}
-    assert frozen_parts(tiny_policy(train_language=False)) == every - vision
-    mixture = moe()
-    assert frozen_parts(mixture) == set()
-    assert frozen_parts(mixture.requires_grad_(False)) == set(PARTS)
-    pytest.importorskip("peft", reason="the extra lora is not installed")
-    add_lora(plain, Lora(r=2))
-    assert frozen_parts(plain) == every
 
 
 def test_settings_and_batches_that_do_not_fit_are_named(clock: Clock) -> None:

@@ -222,8 +222,8 @@ def wide_picture(width: int, height: int) -> bytes:
         ({"metadata": None}, "metadata are a mapping"),
         ({"images": picture()}, "task 'task-1': images are a list"),
         ({"images": None}, "images are a list"),
-        ({"images": (picture(), wide_picture(101, 1))}, "task 'task-1': image 2 of 101x1 pixels"),
-        ({"images": (wide_picture(2, 202),)}, "image 1 of 2x202 pixels is more than 100 times"),
+        ({"images": (picture(), wide_picture(101, 1))}, "task 'task-1', image 2: an image of 101x1 pixels"),
+        ({"images": (wide_picture(2, 202),)}, "image 1: an image of 2x202 pixels is more than 100 times"),
     ],
 )
 def test_tasks_that_would_fail_later_are_refused(tmp_path: Path, fields: Any, message: str) -> None:

@@ -103,13 +103,18 @@ def steps(module: AgenticSFT) -> dict[str, Tensor]:
     return {name: before[name] - value.detach() for name, value in module.policy.named_parameters()}
 
 
-@pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
+def expected_update() -> dict[str, Any]:
+    """Loss, accuracy, tokens and gradients of :data:`SAMPLES`, worked out apart."""
     policy = tiny_policy().train()
     loss, accuracy, tokens = reference(policy, SAMPLES)
     (loss / tokens).backward()
     gradients = {name: parameter.grad for name, parameter in policy.named_parameters()}
     return {"loss": loss.item() / tokens, "accuracy": accuracy, "tokens": tokens, "gradients": gradients}
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    return expected_update()
 
 
 @pytest.mark.parametrize("micro_batch", [None, 1, 2, 4])

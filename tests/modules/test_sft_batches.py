@@ -12,7 +12,7 @@ from opensearch_lightning.chat import ModelBatch, PackedBatch, SFTBatch, Tokeniz
 from opensearch_lightning.modules import AgenticSFT
 from tests.data.trainers import trainer
 from tests.models.tiny import tiny_policy, tiny_renderer
-from tests.modules.test_sft import SAMPLES, Batches, batch_of, reference, sgd, steps
+from tests.modules.test_sft import SAMPLES, Batches, batch_of, expected_update, reference, sgd, steps
 
 SOURCES = ("pictures", "text", "none")
 OF_SAMPLES = [0, 1, 0, 0, 1]
@@ -64,11 +64,7 @@ class Kept(DummyLogger):
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, Any]:
-    policy = tiny_policy().train()
-    loss, accuracy, tokens = reference(policy, SAMPLES)
-    (loss / tokens).backward()
-    gradients = {name: parameter.grad for name, parameter in policy.named_parameters()}
-    return {"loss": loss.item() / tokens, "accuracy": accuracy, "tokens": tokens, "gradients": gradients}
+    return expected_update()
 
 
 @pytest.mark.parametrize("micro_batch", [None, 2])

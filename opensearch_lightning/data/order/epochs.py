@@ -1,11 +1,8 @@
-"""The order of rows: a pure function of the seed and the number of a batch.
-
-Nothing of it depends on what was read before, so training resumes by a number alone.
-"""
+"""The rows of each batch: a pure function of the seed and the number of the batch."""
 
 import numpy as np
 
-from opensearch_lightning.data.order.streams import Rows, RowStream, ShuffledRows, permutation, rows_at
+from opensearch_lightning.data.order.streams import WINDOWS, Rows, RowStream, ShuffledRows, permutation, rows_at
 from opensearch_lightning.errors import ConfigurationError
 
 
@@ -86,8 +83,7 @@ class LengthOrder:
         size = self._window * self._batch_size
         rows, epochs = rows_at(self._stream, window * size, (window + 1) * size)
         batches = rows[np.lexsort((self._lengths[rows], epochs))].reshape(self._window, self._batch_size)
-        # 1 keeps this generator apart from those of the permutations.
-        return np.random.default_rng([self._seed, window, 1]).permutation(batches)
+        return np.random.default_rng([self._seed, window, WINDOWS]).permutation(batches)
 
 
 def check_batch(n_rows: int, batch_size: int) -> None:

@@ -14,7 +14,7 @@ FULL = 0.99
 
 
 def best_fit(lengths: Rows, capacity: int) -> list[list[int]]:
-    """Packs of at most ``capacity`` tokens by best fit, longest rows first.
+    """Packs of at most ``capacity`` tokens by best fit, longest rows first (best-fit decreasing).
 
     Args:
         lengths: tokens of each row, none above ``capacity``.
@@ -40,8 +40,17 @@ def best_fit(lengths: Rows, capacity: int) -> list[list[int]]:
     return packs
 
 
-def level(lengths: Rows, n_packs: int, capacity: int) -> list[list[int]] | None:
-    """``n_packs`` packs of about equal tokens: longest rows first, to the emptiest. ``None`` if one overflows."""
+def level_packs(lengths: Rows, n_packs: int, capacity: int) -> list[list[int]] | None:
+    """Packs of about equal tokens: longest rows first, each to the emptiest pack.
+
+    Args:
+        lengths: tokens of each row.
+        n_packs: number of packs.
+        capacity: most tokens of a pack.
+
+    Returns:
+        Places in ``lengths`` of each pack; ``None`` if one would overflow.
+    """
     packs: list[list[int]] = [[] for _ in range(n_packs)]
     fill = [(0, pack) for pack in range(n_packs)]
     for row in np.argsort(-lengths, kind="stable").tolist():
@@ -53,17 +62,20 @@ def level(lengths: Rows, n_packs: int, capacity: int) -> list[list[int]] | None:
     return packs
 
 
-def spread(lengths: Rows, ranks: int, capacity: int) -> list[list[list[int]]]:
+def spread_packs(lengths: Rows, ranks: int, capacity: int) -> list[list[list[int]]]:
     """The packs of each rank: as few as level packs can be, equally many on each, with about equal tokens.
 
     Args:
         lengths: tokens of each row, none above ``capacity``.
         ranks: number of ranks. Fewer rows than packs leave some rank with fewer.
         capacity: most tokens of a pack.
+
+    Returns:
+        By rank, places in ``lengths`` of each of its packs.
     """
     each = max(1, -(-int(lengths.sum()) // (ranks * capacity)))
     tightest = best_fit(lengths, capacity)
-    while (packs := level(lengths, ranks * each, capacity)) is None:
+    while (packs := level_packs(lengths, ranks * each, capacity)) is None:
         if len(tightest) <= ranks * each:
             packs = tightest  # a pass less weighs more than packs that are a little less level
             break
@@ -134,6 +146,11 @@ def padded_passes(rows: Rows, lengths: Rows, *, micro_batch: int | None, max_tok
     return [np.array(one, dtype=np.int64) for one in passes]
 
 
+def fill_share(packs: Sequence[Rows], lengths: Rows, capacity: int) -> float:
+    """Share of the packs' capacity that holds tokens."""
+    return sum(int(lengths[pack].sum()) for pack in packs) / (len(packs) * capacity)
+
+
 def _emptiest(planned: list[Rows], lengths: Rows, capacity: int, most: int) -> int:
     """Sorts packs from empty to full; how many of the first, with ``most`` rows together, are not full."""
     fill = {id(pack): int(lengths[pack].sum()) for pack in planned}
@@ -157,8 +174,3 @@ def _split(packs: list[Rows], multiple: int) -> list[Rows]:
         for place in several:
             packs[place : place + 1] = [packs[place][::2], packs[place][1::2]]
     return packs
-
-
-def used(packs: Sequence[Rows], lengths: Rows, capacity: int) -> float:
-    """Share of the packs' capacity that holds tokens."""
-    return sum(int(lengths[pack].sum()) for pack in packs) / (len(packs) * capacity)

@@ -5,14 +5,13 @@ process that starts others plans first and they inherit it.
 """
 
 from functools import cached_property
-from itertools import count
 from typing import Protocol
 
 import numpy as np
 
 from opensearch_lightning.data.order.epochs import LengthOrder, check_batch
-from opensearch_lightning.data.order.packs import full_packs, padded_passes, spread, used
-from opensearch_lightning.data.order.streams import Rows, RowStream, rows_at
+from opensearch_lightning.data.order.packs import fill_share, full_packs, padded_passes, spread_packs
+from opensearch_lightning.data.order.streams import PACKS, Rows, RowStream, rows_at
 
 
 class Plan(Protocol):
@@ -113,11 +112,11 @@ class BatchPackPlan:
         """Share of the first epoch's packs that holds tokens."""
         steps = range(int(self.steps_per_epoch))
         packs = [pack for number in steps for share in self._packs(number) for pack in share]
-        return used(packs, self._lengths, self._pack_tokens)
+        return fill_share(packs, self._lengths, self._pack_tokens)
 
     def _packs(self, number: int) -> list[list[Rows]]:
         rows, _ = rows_at(self._stream, number * self._batch_size, (number + 1) * self._batch_size)
-        shares = spread(self._lengths[rows], self._world_size, self._pack_tokens)
+        shares = spread_packs(self._lengths[rows], self._world_size, self._pack_tokens)
         return [[rows[pack] for pack in share] for share in shares]
 
 
@@ -174,14 +173,14 @@ class FullPackPlan:
     @cached_property
     def efficiency(self) -> float:
         """Share of the first epoch's packs that holds tokens."""
-        return used(self._epoch(0), self._lengths, self._pack_tokens)
+        return fill_share(self._epoch(0), self._lengths, self._pack_tokens)
 
     def _find(self, number: int) -> tuple[int, int]:
-        for epoch in count():
-            if number < (updates := self._number_of_updates(epoch)):
-                return epoch, number
-            number -= updates
-        raise AssertionError("unreachable")
+        """The epoch of an update, and the update's place in it."""
+        epoch = 0
+        while number >= (updates := self._number_of_updates(epoch)):
+            epoch, number = epoch + 1, number - updates
+        return epoch, number
 
     def _number_of_updates(self, epoch: int) -> int:
         while len(self._updates) <= epoch:
@@ -194,8 +193,7 @@ class FullPackPlan:
                 self._stream.epoch(epoch),
                 self._lengths,
                 self._pack_tokens,
-                # 3 keeps this generator apart from those of the permutations
-                rng=np.random.default_rng([self._seed, epoch, 3]),
+                rng=np.random.default_rng([self._seed, epoch, PACKS]),
                 multiple=self._each_update,
                 window=self._window,
             )

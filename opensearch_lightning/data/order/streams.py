@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from opensearch_lightning.errors import ConfigurationError
 
 Rows = NDArray[np.int64]
+WINDOWS, SOURCES, PACKS = 1, 2, 3
+"""What is drawn with the seed besides permutations of all rows: the order of batches in a window, the rows of a source,
+the order of packs. The numbers keep their generators apart."""
 _KEPT = 2
 """Epochs kept in memory: a batch may lie in two."""
 
@@ -106,7 +109,9 @@ class MixedRows:
             _Source(
                 rows=rows,
                 places=np.flatnonzero(sequence == s),
-                stream=ShuffledRows(n_rows=len(rows), seed=(seed, 2, s), chunks=chunks.of(rows) if chunks else None),
+                stream=ShuffledRows(
+                    n_rows=len(rows), seed=(seed, SOURCES, s), chunks=chunks.of(rows) if chunks else None
+                ),
             )
             for s, rows in enumerate(own)
             if counts[s]

@@ -49,17 +49,14 @@ class ShardSettings:
         """The processor, with its pictures bounded; ``None`` without one.
 
         Raises:
-            ConfigurationError: there is none in the folder.
+            ConfigurationError: there is none in the folder, or the bound is below the pixels of one token.
         """
         if self.processor is None:
             return None
         # late: transformers takes seconds and hundreds of megabytes
         from opensearch_lightning.models import load_processor
 
-        processor = load_processor(self.processor)
-        if self.max_pixels is not None:
-            processor.image_processor.size["longest_edge"] = self.max_pixels
-        return processor
+        return load_processor(self.processor, max_pixels=self.max_pixels)
 
     def as_json(self, processor: Any) -> dict[str, Any]:
         """What the files are a function of, besides the sources; equal settings on two machines give equal mappings.

@@ -56,16 +56,16 @@ class PartialShards:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+        shutil.rmtree(self.work_folder, ignore_errors=True)
         self._lock.close()
 
     @property
-    def work(self) -> Path:
+    def work_folder(self) -> Path:
         """Scratch space of the blocks in work; emptied when the job ends or begins."""
         return self.folder / "work"
 
     @property
-    def rows(self) -> Path:
+    def rows_folder(self) -> Path:
         """The folder that becomes the shards."""
         return self.folder / "rows"
 
@@ -88,12 +88,12 @@ class PartialShards:
         entry = self._entry(block.number)
         # without an entry the block counts as unfinished, so no moment of this can leave half of one behind
         entry.unlink(missing_ok=True)
-        for old in self.rows.glob(f"chunk-{block.number}-*.bin"):
+        for old in self.rows_folder.glob(f"chunk-{block.number}-*.bin"):
             old.unlink()
         files = []
         for place, file in enumerate(block.files):
             name = f"chunk-{block.number}-{place}.bin"
-            os.rename(folder / file["filename"], self.rows / name)
+            os.rename(folder / file["filename"], self.rows_folder / name)
             files.append({**file, "filename": name})
         folder.rmdir()
         written = entry.with_suffix(".new")
@@ -106,7 +106,7 @@ class PartialShards:
         shutil.rmtree(before, ignore_errors=True)
         if self._out.exists():
             os.rename(self._out, before)
-        os.rename(self.rows, self._out)
+        os.rename(self.rows_folder, self._out)
         shutil.rmtree(before, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -127,14 +127,14 @@ class PartialShards:
             written = description.with_suffix(".new")
             written.write_text(json.dumps(job))
             os.replace(written, description)
-        shutil.rmtree(self.work, ignore_errors=True)
-        for folder in (self.work, self.rows, self.folder / "blocks"):
+        shutil.rmtree(self.work_folder, ignore_errors=True)
+        for folder in (self.work_folder, self.rows_folder, self.folder / "blocks"):
             folder.mkdir(exist_ok=True)
         self._sweep()
 
     def _sweep(self) -> None:
         """Remove files of blocks that were not finished, entries whose files are gone, and what an end was writing."""
-        there = {path.name for path in self.rows.iterdir()}
+        there = {path.name for path in self.rows_folder.iterdir()}
         held: set[str] = set()
         for block in self.blocks():
             names = {str(file["filename"]) for file in block.files}
@@ -142,7 +142,7 @@ class PartialShards:
                 held |= names
             else:
                 self._entry(block.number).unlink()
-        for path in self.rows.iterdir():
+        for path in self.rows_folder.iterdir():
             if path.name not in held:
                 path.unlink()
 
@@ -162,15 +162,20 @@ def finished_blocks(out: Path) -> dict[int, int]:
     return {block["number"]: block["rows"] for block in blocks}
 
 
-def check_complete(out: Path, job: Mapping[str, Any], read_meta: Mapping[str, Any]) -> None:
+def check_complete(out: Path, job: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """See that finished shards were made from the same.
+
+    Args:
+        out: their folder.
+        job: what new shards would be a function of, as JSON.
+        meta: content of the folder's ``shards.json``.
 
     Raises:
         DataError: naming what changed, and the remedy.
     """
-    if "made_from" not in read_meta:
+    if "made_from" not in meta:
         raise DataError(f"{out} exists already and was not made by this command; remove it, or name another folder.")
-    changed = differences(read_meta["made_from"], job)
+    changed = differences(meta["made_from"], job)
     if changed:
         raise DataError(
             f"{out} holds shards that were made otherwise ({'; '.join(changed)}) and stays as it is. Name another "

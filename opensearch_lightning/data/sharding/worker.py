@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.synchronize import Event
 from typing import Any
 
+from opensearch_lightning.data.digests import content_digest
 from opensearch_lightning.data.drops import DropReason, UnusableRow
-from opensearch_lightning.data.lengths import code_of
+from opensearch_lightning.data.lengths import length_in_place_of
 from opensearch_lightning.data.renderers import RowRenderers
 from opensearch_lightning.data.rows import sft_record, task_record
 from opensearch_lightning.data.sft_row import SFTRow
@@ -23,7 +24,6 @@ from opensearch_lightning.data.sharding.card_stats import CorpusStats
 from opensearch_lightning.data.sharding.settings import ShardSettings
 from opensearch_lightning.data.shards import ShardKind
 from opensearch_lightning.data.sources import ImageStore, parse_rl, parse_sft
-from opensearch_lightning.data.sources.duplicates import content_digest
 from opensearch_lightning.errors import DataError, RenderError
 
 _log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class BlockWriter:
             return self._renderers.length(row)
         except RenderError as error:
             _log.info("%s cannot be rendered: %s", name, error)
-            return code_of(error)
+            return length_in_place_of(error)
 
 
 _writer: BlockWriter | None = None

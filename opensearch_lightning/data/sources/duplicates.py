@@ -1,13 +1,12 @@
 """Tasks that ask the same question of the same images."""
 
-import hashlib
-
+from opensearch_lightning.data.digests import content_digest
 from opensearch_lightning.data.drops import DropReason, UnusableRow
 from opensearch_lightning.types import Task
 
 
 class Duplicates:
-    """Remembers the tasks of a shard by question and image bytes; 32 bytes and an id each."""
+    """Remembers tasks by question and image bytes; 32 bytes and an id each."""
 
     def __init__(self) -> None:
         self._first: dict[bytes, str] = {}
@@ -22,12 +21,3 @@ class Duplicates:
         if key in self._first:
             raise UnusableRow(DropReason.DUPLICATE, f"it asks what {self._first[key]!r:.200} asks of the same images.")
         self._first[key] = task.id
-
-
-def content_digest(*parts: str | bytes) -> bytes:
-    """SHA-256 of texts and files, each with its length."""
-    digest = hashlib.sha256()
-    for part in parts:
-        encoded = part.encode() if isinstance(part, str) else part
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.digest()

@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from opensearch_lightning.data.digests import content_digest
 from opensearch_lightning.data.drops import DropReason, UnusableRow
 from opensearch_lightning.data.images import checked_shape
 from opensearch_lightning.data.sft_row import PLACEHOLDER
 from opensearch_lightning.data.sources.content import Content, Slot, read_content
-from opensearch_lightning.data.sources.duplicates import content_digest
 from opensearch_lightning.data.sources.image_store import ImageStore
 from opensearch_lightning.data.sources.short_answer import short_answer
 from opensearch_lightning.data.sources.values import as_json, encodable, is_scalar, record_id, shown

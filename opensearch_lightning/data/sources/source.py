@@ -1,7 +1,6 @@
 """One data source on disk: its record files, and where its images are."""
 
 import hashlib
-import json
 import re
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -9,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opensearch_lightning.data.digests import json_digest
 from opensearch_lightning.data.shards import META
 from opensearch_lightning.data.sources.files import SUFFIXES, check_pointer, read_records, record_suffix, stem
 from opensearch_lightning.data.sources.image_store import ImageStore
-from opensearch_lightning.data.sources.remote import fetch_image
+from opensearch_lightning.data.sources.image_urls import fetch_image
 from opensearch_lightning.errors import DataError
 
 # How the releases of Search-VL-SFT-36K and Search-VL-RL-8K call their record files.
@@ -151,7 +151,7 @@ def _named(file: Path) -> dict[str, Any]:
 def _entries(archive: Path) -> str:
     with zipfile.ZipFile(archive) as opened:
         entries = [[entry.filename, entry.file_size, entry.CRC] for entry in opened.infolist()]
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+    return json_digest(entries)
 
 
 def _sha256(file: Path) -> str:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from opensearch_lightning.data import DropReason, ImageStore, UnusableRow
 from opensearch_lightning.data.sources.image_places import ImageArchive
-from opensearch_lightning.data.sources.remote import fetch_image
+from opensearch_lightning.data.sources.image_urls import fetch_image
 from opensearch_lightning.errors import DataError
 from tests.data.rows import picture
 

@@ -8,7 +8,7 @@ import pytest
 from opensearch_lightning.chat import parse_action
 from opensearch_lightning.data import DropReason, ImageStore, SFTRow, UnusableRow, parse_sft
 from tests.data.rows import SYSTEM, answer, call, conversation, picture, row
-from tests.data.test_sharegpt import labels
+from tests.data.sources.test_sharegpt_rows import labels
 
 STORE = ImageStore()
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from opensearch_lightning.data import LengthOrder
-from opensearch_lightning.data.order.packs import best_fit, full_packs, level, padded_passes, spread
+from opensearch_lightning.data.order.packs import best_fit, full_packs, level_packs, padded_passes, spread_packs
 from opensearch_lightning.data.order.plans import BatchPackPlan, FullPackPlan, PaddedPlan, Plan
 from opensearch_lightning.data.order.streams import MixedRows, ShuffledRows
 from opensearch_lightning.errors import ConfigurationError
@@ -53,15 +53,15 @@ def test_best_fit_takes_the_tightest_space() -> None:
 
 def test_level_packs_or_none() -> None:
     lengths = np.array([7, 5, 4, 3, 1])
-    packs = level(lengths, 2, 12)
+    packs = level_packs(lengths, 2, 12)
     assert packs is not None
     assert sorted(int(lengths[pack].sum()) for pack in packs) == [10, 10]
-    assert level(lengths, 2, 9) is None
+    assert level_packs(lengths, 2, 9) is None
 
 
 def test_ranks_make_equally_many_passes_of_about_equal_tokens() -> None:
     lengths = recipe_lengths(250)
-    shares = spread(lengths, 8, BUDGET)
+    shares = spread_packs(lengths, 8, BUDGET)
     assert len({len(share) for share in shares}) == 1
     assert len(shares[0]) == -(-int(lengths.sum()) // (8 * BUDGET))
     tokens = [sum(int(lengths[pack].sum()) for pack in share) for share in shares]
@@ -72,12 +72,12 @@ def test_ranks_make_equally_many_passes_of_about_equal_tokens() -> None:
 
 def test_packs_that_cannot_be_level_are_tight() -> None:
     # level packs would be 6 + 3 and 5 + 4, without room for the 2
-    assert spread(np.array([6, 5, 4, 3, 2]), 2, 10) == [[[0, 2]], [[1, 3, 4]]]
+    assert spread_packs(np.array([6, 5, 4, 3, 2]), 2, 10) == [[[0, 2]], [[1, 3, 4]]]
 
 
 def test_fewer_rows_than_packs_leave_no_pack_empty() -> None:
     # three packs of two ranks: one rank has one pass less
-    shares = spread(np.array([9, 9, 9]), 2, 10)
+    shares = spread_packs(np.array([9, 9, 9]), 2, 10)
     assert sorted(map(len, shares)) == [1, 2]
 
 

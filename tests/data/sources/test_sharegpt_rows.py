@@ -145,7 +145,7 @@ def test_images_are_read_below_their_root_only(tmp_path: Path) -> None:
 def test_pil_images_of_any_mode_are_stored_upright_as_rgb(mode: str) -> None:
     image = Image.new(mode, (4, 2), 0)
     image.getexif()[0x0112] = 6
-    with Image.open(io.BytesIO(load_image(image, None))) as stored:
+    with Image.open(io.BytesIO(load_image(image))) as stored:
         assert (stored.mode, stored.size) == ("RGB", (2, 4))
         assert stored.getpixel((0, 0)) == (255, 255, 255)
 
