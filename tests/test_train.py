@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -83,6 +84,17 @@ def test_run_trains_validates_keeps_checkpoints_and_exports(toy: list[str], tmp_
     assert compose_config(["experiment=toy"], extra_dir=tmp_path / "conf")["module"]["interrupt"] is None
     assert "max_steps: 6" in (run / "config.yaml").read_text()
     assert not (run / ".hydra").exists()
+
+
+def test_deepspeed_does_not_tell_that_there_is_no_gpu(toy: list[str]) -> None:
+    assert launch.main([*toy, "trainer.max_steps=1"]) == 0
+    logger = logging.getLogger("DeepSpeed")
+
+    def passes(message: str) -> bool:
+        return bool(logger.filter(logger.makeRecord("DeepSpeed", logging.WARNING, "f", 1, message, (), None)))
+
+    assert not passes("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.")
+    assert passes("loss overflow")
 
 
 def test_export_of_the_best_checkpoint(toy: list[str], tmp_path: Path) -> None:

@@ -77,7 +77,9 @@ def usable(source: SampleSource, lengths: Lengths, *, max_length: int, max_dropp
     Raises:
         DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
     """
-    report = DropReport("SFT shards", limit=max_dropped)
+    room = f"raise max_length={max_length} (too_long=cut keeps of a row what fits)"
+    is_long = bool((lengths > max_length).any())
+    report = DropReport("SFT shards", limit=max_dropped, remedy=room if is_long else "mend the source")
     for reason, code in _CODES.items():
         for index in np.flatnonzero(lengths == code):
             report.drop(reason, source.name(int(index)))

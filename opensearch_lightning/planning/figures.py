@@ -131,13 +131,15 @@ def _found(data: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     cards = [card for folder in folders if (card := _read_card(folder / "card.json"))]
     figures = _of_cards(cards) if len(cards) == len(folders) else {}
-    lengths = _measured(folders, data)
+    measured = _measured(folders, data)
+    lengths = _usable(measured, data)
     if lengths:
         figures |= {"rows": len(lengths), "mean_tokens": sum(lengths) / len(lengths), "lengths": lengths}
     if not figures:
         return {}
     what = "lengths measured" if lengths else "the card"
-    return {**figures, "origin": f"{what} of {', '.join(map(str, folders))}"}
+    origin = f"{what} of {', '.join(map(str, folders))}{_left_out(len(measured), len(lengths), data)}"
+    return {**figures, "origin": origin}
 
 
 def _of_cards(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,7 +158,7 @@ def _of_cards(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
-    """Lengths of the usable rows, if all folders were measured."""
+    """Lengths of all rows, if all folders were measured."""
     kept_at = data.get("lengths_dir")
     lengths: list[int] = []
     for folder in folders:
@@ -164,8 +166,26 @@ def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
         if not files:
             return []
         lengths += _read_lengths(max(files, key=lambda file: file.stat().st_mtime))
+    return lengths
+
+
+def _usable(lengths: Sequence[int], data: Mapping[str, Any]) -> list[int]:
+    """Lengths of the rows that training takes; one that is cut counts as ``max_length``, which it has at most."""
     limit = data.get("max_length") or math.inf
+    if data.get("too_long") == "cut":
+        return [min(length, limit) for length in lengths if length > 0]
     return [length for length in lengths if 0 < length <= limit]
+
+
+def _left_out(measured: int, usable: int, data: Mapping[str, Any]) -> str:
+    """What the limit on lengths costs, in words; nothing where all rows are used."""
+    dropped, accepted = measured - usable, data.get("max_dropped")
+    if not dropped or not usable:
+        return ""
+    told = f"; {dropped:,} of {measured:,} rows are left out: longer than max_length={data.get('max_length')}, or unusable"
+    if accepted is None or dropped <= accepted * measured:
+        return told
+    return f"{told}. Training ends at once, as data.max_dropped={accepted} accepts fewer"
 
 
 def _folders(shards: Any) -> list[Path]:
