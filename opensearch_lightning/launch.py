@@ -595,6 +595,8 @@ def _quiet() -> None:
         "Checkpoint directory .* exists and is not empty",
         ".*dataloader is not resumable.*",
         "Total length of `list` across ranks is zero.*",
+        # Modules sum over ranks themselves.
+        "It is recommended to use .self.log.*sync_dist=True.*",
         # Policies have no dropout; engine and trainer share one, which is in evaluation mode.
         "Found .* in eval mode at the start of training.*",
         "You have overridden `transfer_batch_to_device`.*",

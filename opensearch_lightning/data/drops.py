@@ -99,7 +99,8 @@ class DropReport:
             raise DataError(f"{self}; nothing is left to use: {self.remedy}.")
         if self.n_dropped > self.limit * total:
             raise DataError(
-                f"{self}; at most {self.limit:.1%} may be: {self.remedy}, or raise the limit on dropped rows, max_dropped."
+                f"{self}; at most {self.limit:.1%} may be: {self.remedy}, or raise the limit on dropped rows "
+                "(max_dropped)."
             )
 
     def __str__(self) -> str:

@@ -182,7 +182,8 @@ def _left_out(measured: int, usable: int, data: Mapping[str, Any]) -> str:
     dropped, accepted = measured - usable, data.get("max_dropped")
     if not dropped or not usable:
         return ""
-    told = f"; {dropped:,} of {measured:,} rows are left out: longer than max_length={data.get('max_length')}, or unusable"
+    limit = data.get("max_length")
+    told = f"; {dropped:,} of {measured:,} rows are left out: longer than max_length={limit}, or unusable"
     if accepted is None or dropped <= accepted * measured:
         return told
     return f"{told}. Training ends at once, as data.max_dropped={accepted} accepts fewer"
