@@ -54,7 +54,7 @@ def test_the_largest_pass_of_fine_tuning(overrides: list[str], tokens: int) -> N
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["model.policy.train_vision=false"], {"vision_tower", "projector"}),
+        (["model.policy.train_vision=false", "model.policy.train_projector=null"], {"vision_tower", "projector"}),
         (["model.policy.train_vision=false", "++model.policy.train_projector=true"], {"vision_tower"}),
         (["++model.policy.train_projector=false"], {"projector"}),
         (
