@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +172,7 @@ def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
 
 def _usable(lengths: Sequence[int], data: Mapping[str, Any]) -> list[int]:
     """Lengths of the rows that training takes; one that is cut counts as ``max_length``, which it has at most."""
-    limit = data.get("max_length") or math.inf
+    limit: int = data.get("max_length") or sys.maxsize
     if data.get("too_long") == "cut":
         return [min(length, limit) for length in lengths if length > 0]
     return [length for length in lengths if 0 < length <= limit]
