@@ -576,6 +576,10 @@ def _resume_hint(program: str, args: argparse.Namespace, checkpoint: Path | None
     return f" Resume with: {program} {shlex.join([*config_dir, *kept, f'ckpt_path={checkpoint}'])}"
 
 
+def _tells_more_than_the_accelerator(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Setting accelerator to CPU")
+
+
 def _quiet() -> None:
     """Only what went wrong: Lightning's and transformers' remarks would drown the line of progress."""
     from transformers.utils import logging as transformers_logging
@@ -583,12 +587,16 @@ def _quiet() -> None:
     transformers_logging.disable_progress_bar()
     for name in ("lightning.pytorch", "lightning.fabric", "transformers"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # transformers imports DeepSpeed, where it is installed, to save a model
+    logging.getLogger("DeepSpeed").addFilter(_tells_more_than_the_accelerator)
     for message in (
         ".*isinstance.treespec, LeafSpec.*",
         ".*does not have many workers.*",
         "Checkpoint directory .* exists and is not empty",
         ".*dataloader is not resumable.*",
         "Total length of `list` across ranks is zero.*",
+        # Modules sum over ranks themselves.
+        "It is recommended to use .self.log.*sync_dist=True.*",
         # Policies have no dropout; engine and trainer share one, which is in evaluation mode.
         "Found .* in eval mode at the start of training.*",
         "You have overridden `transfer_batch_to_device`.*",

@@ -201,7 +201,7 @@ def test_everything_that_needs_no_gpu_is_built(
         overrides += ["module.router_aux_coefficient=0", "module.router_z_coefficient=0"]
     if experiment in NEEDS_GPU:
         # The strategy needs CUDA and DeepSpeed; all the rest is built as it stands there.
-        overrides += ["~trainer.strategy"] if "strategy" in compose_config(overrides)["trainer"] else []
+        overrides += ["trainer.strategy=auto"]
         overrides += ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_nodes=1",
                       "trainer.precision=bf16-true", "model.policy.attn_implementation=sdpa"]  # fmt: skip
     run = build(compose_config(overrides))

@@ -50,7 +50,7 @@ def test_two_processes_train_and_go_on(tmp_path: Path, tiny: dict[str, Path]) ->
         "callbacks.rollout_generation.max_turn_tokens=8",
         "rollout.engine.max_length=4096",
         "tools.executor.cache=null",
-        "+trainer.strategy=ddp",
+        "trainer.strategy=ddp",
         "logger=csv",
         "export=null",
     ]

@@ -63,7 +63,7 @@ def test_the_policy_moves(whole: Path) -> None:
 
 def test_the_same_seed_gives_the_same_curves(tiny: dict[str, Path], whole: Path, tmp_path: Path) -> None:
     finish(start(settings_of(tiny, tmp_path / "again")))
-    assert curves(tmp_path / "again") == curves(whole, measured=MEASURED)
+    assert curves(tmp_path / "again", measured=MEASURED) == curves(whole, measured=MEASURED)
     assert prompts(tmp_path / "again") == prompts(whole)
 
 

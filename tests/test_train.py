@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,8 +17,11 @@ import torch
 from opensearch_lightning import launch
 from opensearch_lightning.composition import compose_config
 from opensearch_lightning.errors import ConfigurationError
+from tests.train_processes import curves
 
 ROOT = Path(__file__).parents[1]
+CLOCKED = ("time/", "per_second", "mfu", "wait")
+"""Parts of the names of columns that are measured by the clock."""
 
 TOY = {
     "experiment/toy.yaml": """
@@ -83,6 +86,17 @@ def test_run_trains_validates_keeps_checkpoints_and_exports(toy: list[str], tmp_
     assert compose_config(["experiment=toy"], extra_dir=tmp_path / "conf")["module"]["interrupt"] is None
     assert "max_steps: 6" in (run / "config.yaml").read_text()
     assert not (run / ".hydra").exists()
+
+
+def test_deepspeed_does_not_tell_that_there_is_no_gpu(toy: list[str]) -> None:
+    assert launch.main([*toy, "trainer.max_steps=1"]) == 0
+    logger = logging.getLogger("DeepSpeed")
+
+    def passes(message: str) -> bool:
+        return bool(logger.filter(logger.makeRecord("DeepSpeed", logging.WARNING, "f", 1, message, (), None)))
+
+    assert not passes("Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.")
+    assert passes("loss overflow")
 
 
 def test_export_of_the_best_checkpoint(toy: list[str], tmp_path: Path) -> None:
@@ -214,7 +228,8 @@ def test_a_finished_folder_is_not_overwritten(
         ("experiment=3", "experiment=3 is no choice of the group 'experiment'"),
         (
             "model=null",
-            "model=null is no choice of the group 'model': it takes a name, one of qwen3_vl_30b_a3b, qwen3_vl_8b, tiny",
+            "model=null is no choice of the group 'model': it takes a name, one of qwen3_vl_30b_a3b, qwen3_vl_32b, "
+            "qwen3_vl_8b, tiny",
         ),
         ("data=null", "data=null is no choice of the group 'data'"),
         ("seed=1,2", "seed=1,2 lists several values and one run takes one"),
@@ -414,13 +429,6 @@ def test_files_and_values_that_cannot_work_are_one_line_and_write_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def untimed(path: Path) -> list[dict[str, str]]:
-    """Rows of a metrics file without measured times."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{name: cell for name, cell in row.items() if not name.startswith("time/")} for row in rows]
-
-
 def sft_overrides(tiny: dict[str, Path], run_dir: Path) -> list[str]:
     shards = [f"data.shards={tiny['sft']}", f"data.val_shards={tiny['sft']}"]
     small = ["data.batch_size=2", "data.max_length=4096", "trainer.max_steps=4", "trainer.val_check_interval=2"]
@@ -452,7 +460,7 @@ def test_interrupted_and_resumed_sft_ends_with_the_weights_of_an_uninterrupted_o
     assert first["state_dict"].keys() == second["state_dict"].keys()
     for name, value in first["state_dict"].items():
         torch.testing.assert_close(second["state_dict"][name], value, rtol=0, atol=0)
-    assert untimed(whole / "metrics.csv") == untimed(parted / "metrics.csv")
+    assert curves(whole, measured=CLOCKED) == curves(parted, measured=CLOCKED)
 
 
 def test_grpo_run_on_failing_tools(tiny: dict[str, Path], tmp_path: Path) -> None:

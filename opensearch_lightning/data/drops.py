@@ -66,13 +66,15 @@ class DropReport:
     Args:
         source: what the rows came from, for messages.
         limit: largest fraction of dropped rows that is accepted by :meth:`check`.
+        remedy: what to do besides raising that limit, for messages.
 
     Raises:
         ConfigurationError: the limit is no fraction.
     """
 
-    def __init__(self, source: str, *, limit: float = 0.01) -> None:
+    def __init__(self, source: str, *, limit: float = 0.01, remedy: str = "mend the source") -> None:
         self.source = source
+        self.remedy = remedy
         self.limit = checked_max_dropped(limit)
         self.kept = 0
         self.dropped: dict[DropReason, list[str]] = defaultdict(list)
@@ -94,10 +96,11 @@ class DropReport:
         """
         total = self.kept + self.n_dropped
         if self.kept == 0:
-            raise DataError(f"{self}; nothing is left to use.")
+            raise DataError(f"{self}; nothing is left to use: {self.remedy}.")
         if self.n_dropped > self.limit * total:
             raise DataError(
-                f"{self}; at most {self.limit:.1%} may be. Mend the source, or raise the limit on dropped rows."
+                f"{self}; at most {self.limit:.1%} may be: {self.remedy}, or raise the limit on dropped rows "
+                "(max_dropped)."
             )
 
     def __str__(self) -> str:

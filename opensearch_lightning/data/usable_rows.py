@@ -148,7 +148,9 @@ def _usable_places(source: SampleSource, lengths: Lengths, opener: RowOpener) ->
     Raises:
         DataError: more than ``max_dropped`` of the rows are unusable; the message names them.
     """
-    report = DropReport("SFT shards", limit=opener.max_dropped)
+    room = f"raise max_length={opener.max_length} (too_long=cut keeps of a row what fits)"
+    is_long = bool((lengths > opener.max_length).any())
+    report = DropReport("SFT shards", limit=opener.max_dropped, remedy=room if is_long else "mend the source")
     for reason, code in UNRENDERABLE.items():
         for index in np.flatnonzero(lengths == code):
             report.drop(reason, source.name(int(index)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,14 +133,16 @@ def _found(data: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     cards = [card for folder in folders if (card := _read_card(folder / "card.json"))]
     figures = _of_cards(cards) if len(cards) == len(folders) else {}
-    lengths = _measured(folders, data)
+    measured = _measured(folders, data)
+    lengths = _usable(measured, data)
     if lengths:
         figures |= {"rows": len(lengths), "mean_tokens": sum(lengths) / len(lengths), "lengths": lengths}
     if not figures:
         return {}
     what = "lengths measured" if lengths else "the card"
     assumed = "" if "mean_tokens" in figures else ", which counts no tokens: those are assumed"
-    return {**figures, "origin": f"{what} of {', '.join(map(str, folders))}{assumed}"}
+    left_out = _left_out(len(measured), len(lengths), data)
+    return {**figures, "origin": f"{what} of {', '.join(map(str, folders))}{assumed}{left_out}"}
 
 
 def _of_cards(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -163,7 +166,7 @@ def _of_cards(cards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
-    """Lengths of the usable rows, if all folders were measured."""
+    """Lengths of all rows, if all folders were measured."""
     kept_at = data.get("lengths_dir")
     lengths: list[int] = []
     for folder in folders:
@@ -171,9 +174,13 @@ def _measured(folders: Sequence[Path], data: Mapping[str, Any]) -> list[int]:
         if not measured:
             return []
         lengths += measured
-    limit: Any = data.get("max_length") or math.inf
+    return lengths
+
+
+def _usable(lengths: Sequence[int], data: Mapping[str, Any]) -> list[int]:
+    """Lengths of the rows that training takes; one that is cut counts as ``max_length``, which it has at most."""
+    limit: int = data.get("max_length") or sys.maxsize
     if data.get("too_long") == "cut":
-        # behind a turn that still fits, so a little shorter
         return [min(length, limit) for length in lengths if length > 0]
     return [length for length in lengths if 0 < length <= limit]
 
@@ -187,6 +194,18 @@ def _newest(kept_at: Path, folder: Path) -> list[int]:
         if rows is None or len(lengths) == rows:
             return lengths
     return []
+
+
+def _left_out(measured: int, usable: int, data: Mapping[str, Any]) -> str:
+    """What the limit on lengths costs, in words; nothing where all rows are used."""
+    dropped, accepted = measured - usable, data.get("max_dropped")
+    if not dropped or not usable:
+        return ""
+    limit = data.get("max_length")
+    told = f"; {dropped:,} of {measured:,} rows are left out: longer than max_length={limit}, or unusable"
+    if accepted is None or dropped <= accepted * measured:
+        return told
+    return f"{told}. Training ends at once, as data.max_dropped={accepted} accepts fewer"
 
 
 def _folders(shards: Any) -> list[Path]:

@@ -73,7 +73,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
 def _head(plan: Plan) -> list[str]:
     setup, cluster = plan.setup, plan.cluster
     zero = f"ZeRO-{setup.zero.stage}" if setup.zero.stage else "no sharding"
-    ranks = f"{setup.ranks} {cluster.name.upper()} ({setup.nodes} nodes × {setup.ranks_per_node}), {zero}"
+    ranks = f"{setup.ranks} {cluster.name.upper()} ({_counted(setup.nodes, 'node')} × {setup.ranks_per_node}), {zero}"
     if setup.sequence_parallel > 1:
         ranks += f", {setup.sequence_parallel} ranks a row"
     servers = f", {setup.servers} servers of {plan.assumed.tensor_parallel} GPUs beside" if setup.servers else ""
@@ -140,7 +140,7 @@ def _data(plan: Plan) -> list[str]:
         rows.append(("epochs", f"{epochs:.2f}", f"of {figures.rows:,} rows"))
     told = (
         f"a trajectory: {figures.mean_tokens:,.0f} tokens, {figures.sampled_tokens:,.0f} of them sampled, "
-        f"{figures.tool_turns:g} tool turns, {figures.images_per_row:.3g} images of {figures.image_pixels:,} pixels"
+        f"{figures.tool_turns:.3g} tool turns, {figures.images_per_row:.3g} images of {figures.image_pixels:,} pixels"
     )
     return [*_table(("data", "", ""), rows), told, f"({figures.origin})"]
 
@@ -156,7 +156,7 @@ def _time(plan: Plan) -> list[str]:
         (
             "an update: computing",
             _duration(training.compute),
-            f"{training.flops:.3g} FLOPs, {training.passes} passes a rank",
+            f"{training.flops:.3g} FLOPs, {_counted(training.passes, 'pass', 'passes')} a rank",
         ),
         (
             "an update: communication, at least",
@@ -242,6 +242,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
     title, *body = ("  ".join(cells(row)).rstrip() for row in (head, *rows))
     return [title, *(f"  {line}" for line in body)] if last_is_note else [title, *body]
+
+
+def _counted(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _millions(count: float) -> str:

@@ -60,6 +60,18 @@ def test_lengths_of_other_rows_are_left_alone(tmp_path: Path) -> None:
         read_figures(both, {})
 
 
+def test_rows_that_are_left_out_are_told(tmp_path: Path) -> None:
+    (tmp_path / "lengths-abc.json").write_text("[100, 300, -1, 5000]")
+    told = read_figures(config(tmp_path, max_dropped=0.5), {}).origin
+    assert told.endswith("; 2 of 4 rows are left out: longer than max_length=1000, or unusable")
+    refused = read_figures(config(tmp_path, max_dropped=0.01), {}).origin
+    assert refused == f"{told}. Training ends at once, as data.max_dropped=0.01 accepts fewer"
+    cut = read_figures(config(tmp_path, max_dropped=0.25, too_long="cut"), {})
+    assert (list(cut.row_lengths()), cut.rows) == ([100, 300, 1000], 3)
+    assert "1 of 4 rows are left out" in cut.origin
+    assert read_figures(config(tmp_path, max_length=6000, too_long="cut"), {}).rows == 3
+
+
 def test_the_newest_lengths_of_each_of_several_folders(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for number, folder in enumerate(folders):
