@@ -119,6 +119,8 @@ def test_kinds_are_told_by_the_records(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(ShardReader(tmp_path / "t", kind=ShardKind.SFT)) == 3
     assert main(["shard", str(rl), str(sft), str(tmp_path / "b"), "--workers", "0"]) == 2
     assert "rows of two kinds (rl: rl, sft: sft)" in capsys.readouterr().err
+    assert main(["shard", str(sft), f"{sft}/../sft", str(tmp_path / "b")]) == 2
+    assert "is named twice; name each source once" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

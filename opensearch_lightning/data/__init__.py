@@ -9,7 +9,6 @@ from opensearch_lightning.data.sft_row import SFTRow
 from opensearch_lightning.data.shard_writer import write_shards
 from opensearch_lightning.data.shards import ShardKind, ShardReader
 from opensearch_lightning.data.sources import (
-    Duplicates,
     ImageStore,
     Source,
     open_source,
@@ -22,7 +21,6 @@ from opensearch_lightning.data.sources import (
 __all__ = [
     "DropReason",
     "DropReport",
-    "Duplicates",
     "EpochOrder",
     "ImageStore",
     "LengthOrder",

@@ -94,5 +94,6 @@ def check_batch(n_rows: int, batch_size: int) -> None:
     """
     if not 1 <= batch_size <= n_rows:
         raise ConfigurationError(
-            f"a batch takes {batch_size} distinct rows (all ranks together) of {n_rows}; set it in [1, {n_rows}]."
+            f"a batch takes {batch_size} distinct rows of {n_rows} (batch_size or prompts_per_step, of all ranks); "
+            f"set it in [1, {n_rows}]."
         )

@@ -1,6 +1,5 @@
 """Where rows come from: record files, release folders, and the images that rows name or hold."""
 
-from opensearch_lightning.data.sources.duplicates import Duplicates
 from opensearch_lightning.data.sources.files import read_records
 from opensearch_lightning.data.sources.image_store import ImageStore
 from opensearch_lightning.data.sources.rl import parse_rl
@@ -9,7 +8,6 @@ from opensearch_lightning.data.sources.short_answer import short_answer
 from opensearch_lightning.data.sources.source import Source, open_source
 
 __all__ = [
-    "Duplicates",
     "ImageStore",
     "Source",
     "open_source",

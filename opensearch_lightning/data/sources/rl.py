@@ -98,12 +98,12 @@ def _answers(record: Mapping[str, Any]) -> tuple[str, str | None, tuple[str, ...
 
 
 def _texts(value: Any) -> list[str]:
-    """The texts of a value: one, a number, a list of them, or the JSON of a list of texts."""
+    """The texts of a value: one, a number, a list of them, or the JSON of a list of texts and numbers."""
     if isinstance(value, str):
         return [text for text in (_listed(value) or [value]) if text.strip()]
     if isinstance(value, list | tuple):
         return [text for inner in value if not isinstance(inner, list | tuple) for text in _texts(inner)]
-    if isinstance(value, int | float) and not isinstance(value, bool) and is_scalar(value):
+    if _is_text_or_number(value):
         return [str(value)]
     return []
 
@@ -115,7 +115,14 @@ def _listed(text: str) -> list[str] | None:
         values = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else None
+    # numbers alone are an answer, such as an interval
+    if not isinstance(values, list) or not any(isinstance(value, str) for value in values):
+        return None
+    return [str(value) for value in values] if all(map(_is_text_or_number, values)) else None
+
+
+def _is_text_or_number(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool) and is_scalar(value)
 
 
 def _images(record: Mapping[str, Any], asked: Content) -> Sequence[Any]:

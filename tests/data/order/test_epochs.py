@@ -69,7 +69,7 @@ def test_rows_do_not_meet_themselves() -> None:
 
 @pytest.mark.parametrize("batch_size", [0, 6])
 def test_batches_larger_than_the_data_are_refused(batch_size: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"takes {batch_size} distinct rows.*of 5; set it in \[1, 5\]"):
+    with pytest.raises(ConfigurationError, match=rf"takes {batch_size} distinct rows of 5.*; set it in \[1, 5\]"):
         EpochOrder(n_rows=5, batch_size=batch_size, seed=0)
     with pytest.raises(ConfigurationError, match="set it in"):
         LengthOrder(lengths=np.arange(5), batch_size=batch_size, seed=0)
