@@ -10,7 +10,8 @@ TRL may also lie in a folder of its own on ``PYTHONPATH`` (``pip install --targe
 ``speed``: both train one tiny Qwen3-VL of random weights on the same made-up trajectories (``corpus.py``: several
 turns, several pictures), as many of them an update, with the loss on the same tokens, AdamW, float32, one thread, one
 heap, no gradient checkpointing, no worker processes. Each side runs in processes of its own, in turns. The first update
-of a process is left out. Before training, each side takes the loss of the same rows. Each draws its batches as it does
+of a process is left out. Ours trains an epoch, so that padded and packed rows are the same ones, TRL some updates of
+it. Before training, each side takes the loss of the same rows. Each draws its batches as it does
 by default (TRL at random), and TRL, as a side of its own, from rows of similar length. The padding that is held against
 its limit is that of a whole epoch of ours as planned.
 
@@ -163,9 +164,9 @@ def arguments_of_the_command() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=Path("runs/sft"), help="for corpora, shards and logs")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--batch", type=int, default=8, help="trajectories of an update")
-    parser.add_argument("--steps", type=int, default=10, help="updates behind the first")
+    parser.add_argument("--steps", type=int, default=10, help="updates of TRL behind the first")
     parser.add_argument("--scale", type=float, default=0.3, help="length of the trajectories; 1 for some 5,500 tokens")
-    parser.add_argument("--rounds", type=int, default=2, help="processes of each side, in turns")
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each side, in turns")
     parser.add_argument("--rows", type=int, default=corpus.RELEASED_ROWS, help="of the source for the first batch")
     parser.add_argument("--out", type=Path, help="file for all figures")
     parser.add_argument("--role", help=argparse.SUPPRESS)

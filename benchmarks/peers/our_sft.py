@@ -76,7 +76,7 @@ class _Record(L.Callback):
 
 
 def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
-    """Make the updates and tell what was measured."""
+    """Train an epoch and tell what was measured."""
     recorder = Recorder()
     torch.manual_seed(settings.seed)
     policy = load_policy(settings.policy)
@@ -85,7 +85,7 @@ def run(settings: SFTSettings, *, packed: bool) -> dict[str, Any]:
     data = data_module(settings.shards, settings.policy, batch=settings.batch, packing=packing, seed=settings.seed)
     module = _TimedSFT(policy, recorder, lr=settings.lr, schedule="constant", warmup_ratio=0.0)
     trainer = L.Trainer(
-        max_steps=settings.steps + 1,
+        max_steps=settings.rows // settings.batch,
         accelerator="cpu",
         logger=False,
         enable_checkpointing=False,

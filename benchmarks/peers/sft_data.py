@@ -16,13 +16,13 @@ import corpus
 class SFTSettings:
     """Sizes of a run, the same for either side.
 
-    ``batch`` counts trajectories of an update, ``rows`` those of the corpus, of which the updates take as many as they
-    need.
+    ``batch`` counts trajectories of an update, ``rows`` those of the corpus. Ours trains an epoch, so that each way of
+    laying rows out has the same ones; ``steps`` are the peer's updates behind its first.
     """
 
     folder: str
     batch: int = 8
-    rows: int = 1024
+    rows: int = 512
     steps: int = 8
     scale: float = 0.3
     max_pixels: int = 262_144
