@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.measure import Settings
+from peers.measure import Settings, table
 
 MIN_SPEEDUP = 2.0
 MAX_TOOL_S = 0.5
@@ -121,10 +121,6 @@ def measured(reports: Sequence[dict[str, Any]], tool_s: float) -> list[Step]:
 
 def median(steps: Sequence[Step], figure: Callable[[Step], float]) -> float:
     return statistics.median(figure(step) for step in steps)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def time_table(reports: dict[str, list[dict[str, Any]]], tool_s: float) -> str:

@@ -39,6 +39,7 @@ from typing import Any
 import corpus
 from peers import first_batch, sharding_memory
 from peers.apart import run_apart, write_report
+from peers.measure import table
 from peers.sft_data import SFTSettings, make_policy, shard_command
 
 MIN_SPEEDUP = 1.25
@@ -109,10 +110,6 @@ def padding(reports: Sequence[dict[str, Any]]) -> float:
 
 def median(reports: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> float:
     return statistics.median(map(figure, reports))
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def speed_table(reports: Reports) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from opensearch_lightning.chat import ModelBatch, PackedBatch, SFTBatch
 from opensearch_lightning.errors import ConfigurationError
 from opensearch_lightning.models import PolicyShape, frozen_parts, training_flops
+from opensearch_lightning.modules.sft_parts import as_sft_batch
 from opensearch_lightning.modules.tally import Tally
 
 PEAK_TFLOPS = {
@@ -151,7 +152,7 @@ class _Window:
             raise ConfigurationError(
                 f"ThroughputLogging counts batches of fine-tuning, and this one is {type(batch).__name__}: leave it out"
             )
-        for one in batch.passes if isinstance(batch, SFTBatch) else (batch,):
+        for one in as_sft_batch(batch).passes:
             self.samples += len(one.step_ids)
             self.places.append(one.input_ids.numel())
             # a prompt that several sequences share is read once

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from opensearch_lightning.errors import ConfigurationError
-from opensearch_lightning.paths import check_folder
+from opensearch_lightning.paths import check_folder, put_in_place
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,8 +114,7 @@ def save_whole(policy: Any, processor: Any, folder: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     policy.save_pretrained(scratch)
     processor.save_pretrained(scratch)
-    shutil.rmtree(folder, ignore_errors=True)
-    scratch.rename(folder)
+    put_in_place(scratch, folder)
 
 
 def _assembled(weights: Mapping[str, Tensor], config: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Whether a path can be written, asked before the work whose result shall lie there."""
+"""Whether a path can be written, asked before the work whose result shall lie there; and folders that appear whole."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from opensearch_lightning.errors import ConfigurationError
@@ -38,3 +39,18 @@ def check_file(setting: str, file: Path) -> None:
     check_folder(setting, file.absolute().parent)
     if file.exists() and not os.access(file, os.W_OK):
         raise ConfigurationError(f"{setting}={file} cannot be written: no permission; choose another path")
+
+
+def put_in_place(finished: Path, target: Path) -> None:
+    """Give a folder its name, in place of what has it; that is removed only when the new one stands there.
+
+    Args:
+        finished: the folder, on the disk of ``target``.
+        target: the name.
+    """
+    older = target.with_name(f".{target.name}.older")
+    shutil.rmtree(older, ignore_errors=True)
+    if target.exists():
+        target.rename(older)
+    finished.rename(target)
+    shutil.rmtree(older, ignore_errors=True)

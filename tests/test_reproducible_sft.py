@@ -10,11 +10,9 @@ import lightning as L
 import pytest
 
 from opensearch_lightning.chat import SFTBatch
-from tests.train_processes import curves, finish, start
+from tests.train_processes import CLOCKED, curves, finish, start
 
 STEPS = 14
-MEASURED = ("time/", "per_second", "mfu", "wait")
-"""Parts of the names of columns that are measured by the clock."""
 
 
 class KeepRows(L.Callback):
@@ -68,7 +66,7 @@ def test_kill_and_resume_gives_the_curves_of_an_undisturbed_run(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     finish(start(settings_of(tiny, whole, packing)))
     assert len({json.dumps(row) for step in rows_of(whole) for row in step}) == 12, "an epoch is not over"
-    assert len({row["train/loss"] for row in curves(whole, measured=MEASURED)}) > STEPS - 2
+    assert len({row["train/loss"] for row in curves(whole, measured=CLOCKED)}) > STEPS - 2
 
     process = start(settings_of(tiny, killed, packing))
     last, deadline = killed / "checkpoints" / "last.ckpt", time.monotonic() + 300
@@ -81,5 +79,5 @@ def test_kill_and_resume_gives_the_curves_of_an_undisturbed_run(
     assert last.exists()
     (killed / "rows" / "8.json").unlink()
     finish(start(settings_of(tiny, killed, packing, f"ckpt_path={last}")))
-    assert curves(killed, measured=MEASURED) == curves(whole, measured=MEASURED)
+    assert curves(killed, measured=CLOCKED) == curves(whole, measured=CLOCKED)
     assert rows_of(killed) == rows_of(whole)

@@ -17,11 +17,9 @@ import torch
 from opensearch_lightning import launch
 from opensearch_lightning.composition import compose_config
 from opensearch_lightning.errors import ConfigurationError
-from tests.train_processes import curves
+from tests.train_processes import CLOCKED, curves
 
 ROOT = Path(__file__).parents[1]
-CLOCKED = ("time/", "per_second", "mfu", "wait")
-"""Parts of the names of columns that are measured by the clock."""
 
 TOY = {
     "experiment/toy.yaml": """

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+CLOCKED = ("time/", "per_second", "mfu", "wait")
+"""Parts of the names of what fine-tuning measures by the clock."""
 
 
 def start(settings: Iterable[str]) -> "subprocess.Popen[bytes]":

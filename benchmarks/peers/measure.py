@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -94,6 +94,11 @@ class Recorder:
     def report(self) -> dict[str, Any]:
         """All figures, the peak of memory included."""
         return {**self.figures, "peak_mb": memory_mb("VmHWM"), "steps": self.steps}
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
 
 
 def memory_mb(name: str) -> float:

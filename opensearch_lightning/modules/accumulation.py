@@ -51,7 +51,8 @@ def accumulate(trainer: L.Trainer, parts: list[T]) -> Iterator[tuple[T, Abstract
                 self.manual_backward(loss_of(part))
     """
     strategy: Any = trainer.strategy
-    if is_deepspeed(strategy) and _most_parts(strategy, len(parts)) > 1:
+    # under ZeRO-3 the ranks have agreed already
+    if is_deepspeed(strategy) and (len(parts) if zero_stage(strategy) == 3 else _most_parts(strategy, len(parts))) > 1:
         with strategy.deepspeed_engine.coalesce_grad_reduction():
             for part in parts:
                 yield part, nullcontext()

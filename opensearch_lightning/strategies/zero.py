@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 
 from opensearch_lightning.errors import ConfigurationError
+from opensearch_lightning.paths import put_in_place
 from opensearch_lightning.strategies.checkpoints import check_continues
 
 STAGES = (2, 3)
@@ -62,7 +62,7 @@ class ZeroStrategy(DeepSpeedStrategy):
         # nodes that do not share a disk have parts of their own; the others find nothing left to do
         for in_turn in (self.is_global_zero, self.local_rank == 0):
             if in_turn and partial.exists():
-                _put_in_place(partial, target)
+                put_in_place(partial, target)
             self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -75,15 +75,6 @@ class ZeroStrategy(DeepSpeedStrategy):
             check_continues(checkpoint_path, stage=zero_stage(self), world_size=self.world_size)
         loaded: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         return loaded
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    older = target.with_name(f".{target.name}.older")
-    shutil.rmtree(older, ignore_errors=True)
-    if target.exists():
-        target.rename(older)
-    partial.rename(target)
-    shutil.rmtree(older, ignore_errors=True)
 
 
 def is_deepspeed(strategy: Any) -> bool:

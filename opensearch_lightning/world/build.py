@@ -19,7 +19,7 @@ from PIL import Image
 
 from opensearch_lightning.errors import ConfigurationError, DataError
 from opensearch_lightning.graph.walk import WalkRules
-from opensearch_lightning.paths import check_folder
+from opensearch_lightning.paths import check_folder, put_in_place
 from opensearch_lightning.tools.image_index import ImageIndex
 from opensearch_lightning.tools.text_index import TextIndex
 from opensearch_lightning.world.calibrate import PictureMaker, Shown
@@ -91,7 +91,7 @@ def build_world(
         raise ConfigurationError(f"out={out} cannot be written ({error.strerror}): choose another directory") from error
     try:
         _Builder(settings, partial, workers).build()
-        _move(partial, out)
+        put_in_place(partial, out)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -285,13 +285,3 @@ def _check_free(out: Path, force: bool) -> None:
         raise DataError(f"{out} exists already: choose another directory, or replace the world there with --force")
     if not (out / MANIFEST).is_file():
         raise DataError(f"{out} is no world, so it is not replaced: remove it yourself or choose another directory")
-
-
-def _move(partial: Path, out: Path) -> None:
-    if out.exists():
-        old = out.with_name(f".{out.name}.{uuid4().hex}")
-        out.rename(old)
-        partial.rename(out)
-        shutil.rmtree(old)
-    else:
-        partial.rename(out)

@@ -64,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
     *paths, out = args.paths
     if not paths:
         raise ConfigurationError(f"got {out} alone: name one source or more, and then the folder to make")
-    if twice := [path for number, path in enumerate(paths) if _resolved(path) in map(_resolved, paths[:number])]:
-        raise ConfigurationError(f"{twice[0]} is named twice; name each source once, and weigh sources in training")
+    places = [path.resolve() for path in paths]
+    if twice := [path for path, place in zip(paths, places, strict=True) if places.count(place) > 1]:
+        raise ConfigurationError(f"{twice[-1]} is named twice; name each source once, and weigh sources in training")
     check_folder("the folder to make", out)
     sources = [open_source(path, images=args.images, allow_urls=args.allow_urls) for path in paths]
     kind = ShardKind(args.kind) if args.kind else guess_kind(sources)
@@ -94,10 +95,6 @@ def run(args: argparse.Namespace) -> int:
     print(report)
     print(f"done: {report.kept} rows in {out}; {out / 'README.md'} says what they hold")
     return 0
-
-
-def _resolved(path: Path | str) -> Path:
-    return Path(path).resolve()
 
 
 def guess_kind(sources: Sequence[Source]) -> ShardKind:

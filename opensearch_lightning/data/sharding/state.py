@@ -18,6 +18,7 @@ from typing import Any
 from opensearch_lightning.data.sharding.settings import differences
 from opensearch_lightning.data.sharding.worker import WrittenBlock
 from opensearch_lightning.errors import ConfigurationError, DataError
+from opensearch_lightning.paths import put_in_place
 
 
 class PartialShards:
@@ -102,12 +103,7 @@ class PartialShards:
 
     def publish(self) -> None:
         """Give the folder of rows its place, and remove the rest."""
-        before = self._out.with_name(f".{self._out.name}.replaced")
-        shutil.rmtree(before, ignore_errors=True)
-        if self._out.exists():
-            os.rename(self._out, before)
-        os.rename(self.rows_folder, self._out)
-        shutil.rmtree(before, ignore_errors=True)
+        put_in_place(self.rows_folder, self._out)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _open(self, job: Mapping[str, Any], fresh: bool) -> None:
